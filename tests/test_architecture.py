@@ -108,6 +108,13 @@ def test_order_of_packages() -> None:
     assert not wrong
 
 
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    ours = {name: imports(name) & modules().keys() - {name} for name in modules()}
+    while ends := {name for name, imported in ours.items() if not imported & ours.keys()}:
+        ours = {name: imported for name, imported in ours.items() if name not in ends}
+    assert not ours, "a circle, and what imports it"
+
+
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_every_module_has_a_package(name: str) -> None:
     assert package(name) in ORDER

@@ -23,7 +23,7 @@ from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import Dropout, unusable_dropout
 from ringray_kernels.intervals import Positions
 from ringray_kernels.modes import without_modes
-from ringray_kernels.quantize import DTYPE, Scales
+from ringray_kernels.quantize import DTYPE, Scales, dequantized
 
 
 class State(NamedTuple):
@@ -58,6 +58,13 @@ class Operands(NamedTuple):
     def extended(self) -> bool:
         """Returns whether a weight is more than the exponential of a scaled product."""
         return any(x is not None for x in (self.softcap, self.bias, self.dropout))
+
+    def widened(self) -> Operands:
+        """Returns the operands without scales: q, k and v in bf16 if they are quantized."""
+        if self.scales is None:
+            return self
+        q, k, v = map(dequantized, (self.q, self.k, self.v), self.scales)
+        return self._replace(q=q, k=k, v=v, scales=None)
 
 
 class Features(NamedTuple):

@@ -6,13 +6,8 @@ a ring. It is a power of two: a number of few bits times it is exact, in bf16 as
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from ringray_kernels.api import Operands
 
 DTYPE = torch.float8_e4m3fn
 LARGEST = torch.finfo(DTYPE).max
@@ -33,11 +28,3 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
 def dequantized(x: Tensor, scale: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """Returns the inverse of ``quantized``."""
     return x.view(DTYPE).to(dtype).mul_(scale.to(dtype).unsqueeze(-1))
-
-
-def widened(operands: Operands) -> Operands:
-    """Returns ``operands`` without scales: q, k and v in bf16 if they are quantized."""
-    if operands.scales is None:
-        return operands
-    q, k, v = map(dequantized, operands[:3], operands.scales)
-    return operands._replace(q=q, k=k, v=v, scales=None)

@@ -239,6 +239,7 @@ def _agreed(problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, needs_grad: b
     # Blocks that configure nothing are the default.
     of_strategy["blocks"] = (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
     del of_strategy["source"]
+    of_score["quantized"] = of_score.pop("quantize") is not None  # whose value a message can name
     return AgreedCall(
         "ring_attention",
         batch=q.shape[0],

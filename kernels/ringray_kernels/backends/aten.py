@@ -24,7 +24,6 @@ from ringray_kernels.cover import DenseCall, cover
 from ringray_kernels.dropout import factors
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import merge_
-from ringray_kernels.quantize import widened
 
 BLOCKS = int  # query rows per fused call
 ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps every core busy
@@ -197,7 +196,7 @@ def forward(
     vendor: Vendor | None = None,
 ) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
-    operands = _positive(widened(operands))
+    operands = _positive(operands.widened())
     q, k, v = (_readable(x) for x in operands[:3])
     work = _work(operands)
     # Without earlier state and with one call per row there is no merge: write the final dtype.

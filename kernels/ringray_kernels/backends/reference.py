@@ -24,7 +24,6 @@ from torch import Tensor
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.dropout import factors
 from ringray_kernels.merge import merge_
-from ringray_kernels.quantize import widened
 
 BLOCKS = int  # accepted and not used
 
@@ -73,7 +72,7 @@ def _factors(operands: Operands) -> Tensor | float:
 
 def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
-    operands = widened(operands)
+    operands = operands.widened()
     q, k, v, start, end = operands[:5]
     visible = _visible(start, end, k.shape[2])
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))

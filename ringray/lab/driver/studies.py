@@ -14,13 +14,14 @@ from ringray.lab.plan.problems import defaults, studies
 from ringray.lab.plan.trial import Trial
 from ringray.lab.search.base import Told, layers, score
 from ringray.lab.trial.config import CHOICES, TrialConfig
-from ringray.lab.trial.machine_load import BUSY, foreign_share
+from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.metrics import METRICS, columns
 from ringray.lab.trial.outcome import (
     NOT_TRIED,
     UNASKED,
     Outcome,
     TrialRow,
+    foreign_share,
     runs_of,
 )
 from ringray.lab.trial.ranking import RankedPoint, Ranking, rank, timed

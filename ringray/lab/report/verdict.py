@@ -16,9 +16,9 @@ from ringray.lab.report import words
 from ringray.lab.report.board import worst_error
 from ringray.lab.report.figures import data
 from ringray.lab.report.replicas import by_problem, groups
-from ringray.lab.trial.machine_load import BUSY, foreign_share
+from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.metrics import prediction_errors
-from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import TrialRow, foreign_share
 from ringray.lab.trial.ranking import WRONG, RankedPoint, Ranking, rank
 
 LISTED = 12  # problems that are told one by one

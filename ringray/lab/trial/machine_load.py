@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from statistics import mean
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from ringray.lab.trial.outcome import TrialRow
+from typing import Any, NamedTuple
 
 BUSY = 0.15  # share of a host's cores that other processes may use
-_LONG_S = 0.5  # time of trials whose load can be told: hosts count their time in steps of 10 ms
 
 
 class Load(NamedTuple):
@@ -95,19 +91,6 @@ class Watch:
                 found["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
             found |= self._gpu.now()
         return found
-
-
-def foreign_share(rows: Iterable[TrialRow], ranks: int, cores: int) -> float | None:
-    """Returns the share of a host's ``cores`` that processes other than the ``ranks`` used while
-    the trials ran; None if these were short, or their load is not known."""
-    used = seconds = 0.0
-    for row in rows:
-        host, own = (row.metrics.get(name) for name in ("host_cpu_percent", "cpu_percent"))
-        if cores and host is not None and own is not None:
-            took = (row.ended or 0) - (row.started or 0)
-            used += (host - own * ranks / cores) / 100 * took
-            seconds += took
-    return used / seconds if seconds >= _LONG_S else None
 
 
 class _Gpu:

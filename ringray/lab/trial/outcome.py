@@ -26,6 +26,7 @@ SWEEP_STATUSES: tuple[SweepStatus, ...] = get_args(SweepStatus)
 
 
 # Reasons of pruned points: not requested by the search; prefix of a rank's own reason.
+_LONG_S = 0.5  # time of trials whose load can be told: hosts count their time in steps of 10 ms
 UNASKED = "search: measured others instead"
 NOT_TRIED = "not tried: "
 LINE_FORMAT = 3  # of a line of ``--json``; lines without one have format 1
@@ -117,6 +118,19 @@ class TrialRow:
     def numbers(self) -> dict[str, float]:
         """The metrics, and those that compare them with their predictions."""
         return {**self.metrics, **over_predicted(self.metrics, self.predicted)}
+
+
+def foreign_share(rows: Iterable[TrialRow], ranks: int, cores: int) -> float | None:
+    """Returns the share of a host's ``cores`` that processes other than the ``ranks`` used while
+    the trials ran; None if these were short, or their load is not known."""
+    used = seconds = 0.0
+    for row in rows:
+        host, own = (row.metrics.get(name) for name in ("host_cpu_percent", "cpu_percent"))
+        if cores and host is not None and own is not None:
+            took = (row.ended or 0) - (row.started or 0)
+            used += (host - own * ranks / cores) / 100 * took
+            seconds += took
+    return used / seconds if seconds >= _LONG_S else None
 
 
 def runs_of(result: Outcome | TrialRow) -> int:

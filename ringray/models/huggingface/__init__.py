@@ -23,6 +23,7 @@ masks      masks that a ring computes
 generation ``generate``: new tokens, with keys and values that stay sharded
 cache      the cache of its steps
 ring       the ``Ring`` that travels through the model
+running    the forward pass in progress
 """
 
 from __future__ import annotations

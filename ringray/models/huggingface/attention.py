@@ -16,7 +16,8 @@ from ringray.attention.sharded_kv import ShardedKV
 from ringray.attention.sharding import local_positions
 from ringray.comm.ring import place_in
 from ringray.models.huggingface.masks import reach
-from ringray.models.huggingface.ring import CACHE, Ring, Running, said
+from ringray.models.huggingface.ring import CACHE, Ring, said
+from ringray.models.huggingface.running import Running
 
 # Arguments of attention layers that a ring does not compute, and the reason or the remedy.
 REFUSED = {

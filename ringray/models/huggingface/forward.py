@@ -25,7 +25,8 @@ from ringray.attention.sharding import unshard
 from ringray.comm.ring import Comm, connect
 from ringray.models.huggingface.attention import REFUSED
 from ringray.models.huggingface.cache import RingCache
-from ringray.models.huggingface.ring import IGNORED, Ring, Running, said, transformers_model
+from ringray.models.huggingface.ring import IGNORED, Ring, said, transformers_model
+from ringray.models.huggingface.running import Running
 from ringray.partition import padded_length
 
 # Tensors of a shard, or of the whole batch, that a forward may get.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringray.models.huggingface.ring import Running
+from ringray.models.huggingface.running import Running
 
 # Mask functions of transformers.masking_utils that a ring computes, from the arguments of the
 # attention layer and from its own documents.

@@ -1,10 +1,9 @@
-"""The layout of a batch on a ring, as it travels through a model, and the model's forward in
-progress."""
+"""The layout of a batch on a ring, as it travels through a model."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -14,9 +13,6 @@ from transformers import PreTrainedModel
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray_kernels.config import Blocks
-
-if TYPE_CHECKING:
-    from ringray.models.huggingface.forward import Forward
 
 NAME = "ringray"
 IGNORED = -100  # label that transformers' losses skip
@@ -48,12 +44,6 @@ class Ring:
     last_position: int | None = field(default=None, compare=False)
     gradients: Literal["sum", "mean"] = field(default="sum", compare=False)
     pooled: Tensor | None = field(default=None, compare=False)
-
-
-class Running:
-    """The forward pass in progress of a checked model, if there is one."""
-
-    forward: Forward | None = None
 
 
 def transformers_model(model: nn.Module) -> PreTrainedModel:
