@@ -1,12 +1,14 @@
 """Exact ring attention as one differentiable operation.
 
 op         ``ring_attention``, the public function
-arguments  validated arguments of one call
-open_options options that a call leaves open: the tuned choice
-per_head   tensor arguments beside q, k and v
+call       a call as records: ``Call(mask, score, strategy)``
+documents  boundaries of packed documents, as callers give them
+tensor_arguments  tensors beside q, k and v
+arguments  the arguments of a call, checked and resolved
+open_choices  choices that a call leaves open: the tuned one
 other_names keywords of other libraries, answered with ours
 agreement  exchange in which ranks compare their arguments
-problem    one rank's part of a call: layout, mask, script
+problem    one rank's part of a call: layout, call, script
 compile    the operation as torch.compile and autograd see it
 loops      computation beside messages: ring, gather, heads
 sharding   ``shard``, ``unshard`` and ``local_positions``
