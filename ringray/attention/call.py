@@ -146,14 +146,21 @@ def _mistyped(name: str, annotation: str, value: Any) -> str | None:
             lengths = value if isinstance(value, tuple) else (value,)
             fits = value is None or all(whole(x, 0) for x in lengths)
             expected = "an integer of at least 0, or a list of them"
-        case "str":
-            fits, expected = isinstance(value, str), "a name"
         case "Cut":
             fits = value is None or isinstance(value, Blocks) or whole(value)
             expected = "None, an integer or a ringray.Blocks"
         case _:
             return None
     return None if fits else f"{name}: got {value!r}, expected {expected}"
+
+
+def unnamed(settings: Mapping[str, Any]) -> str | None:
+    """Returns the first setting that is no text where a name is expected, or None. A compiler asks;
+    an eager call looks names up, and an error lists the valid ones."""
+    for name, annotation in TYPES.items():
+        if annotation == "str" and not isinstance(settings[name], str):
+            return f"{name}: got {settings[name]!r}, expected a name"
+    return None
 
 
 def whole(value: object, least: int | None = None) -> bool:

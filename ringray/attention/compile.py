@@ -29,7 +29,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from ringray import transport as transports
 from ringray.attention import loops
 from ringray.attention.arguments import prepare, resolve
-from ringray.attention.call import DEFAULTS, SETTINGS, TYPES, mistake
+from ringray.attention.call import DEFAULTS, SETTINGS, TYPES, mistake, unnamed
 from ringray.attention.documents import on_host
 from ringray.attention.tensor_arguments import ScoreParameters, TensorArguments, mistyped
 from ringray.comm.ring import connect_named, name_of, place_in
@@ -146,9 +146,8 @@ def attention(
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
-    refused = (
-        mistake(settings) or mistyped(tensors) or unusable_dropout(settings["dropout_p"], seed)
-    )
+    refused = mistake(settings) or unnamed(settings) or mistyped(tensors)
+    refused = refused or unusable_dropout(settings["dropout_p"], seed)
     if refused is not None:  # the operator raises it: other ranks may run theirs already
         settings, tensors = DEFAULTS, TensorArguments()
     # Not in the operators, so that all layers and both passes share one copy.
