@@ -109,10 +109,11 @@ class _Alone(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.ringray.attention.default:
-            if args[11] != self.ranks:
-                raise ValueError(f"group: got {args[11]} ranks, expected mesh.ring's {self.ranks}")
-            self.partitions.add(args[12])
-            q, _, v = args[:3]
+            named = dict(zip((x.name for x in func._schema.arguments), args, strict=False))
+            if (ranks := named["ranks"]) != self.ranks:
+                raise ValueError(f"group: got {ranks} ranks, expected mesh.ring's {self.ranks}")
+            self.partitions.add(named["partition"])
+            q, v = named["q"], named["v"]
             lse = q.new_zeros(q.shape[:-1], dtype=torch.float32)
             out = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
             return out, lse, torch.zeros((), dtype=torch.int64, device="cpu"), []
