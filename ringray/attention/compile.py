@@ -180,8 +180,8 @@ def _like_results(
     lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     arguments = _Arguments.read(flat)
-    kept = _kept_like(q, k, v, arguments.settings, arguments.ranks) if needs_grad else []
-    return out, lse, torch.empty((), dtype=torch.int64, device="cpu"), kept
+    packed = _kept_like(q, k, v, arguments.settings, arguments.ranks) if needs_grad else []
+    return out, lse, torch.empty((), dtype=torch.int64, device="cpu"), packed
 
 
 def _kept_like(
@@ -267,9 +267,9 @@ def _attention(
         seed=None if arguments.seed is None else int(arguments.seed),
     )
     out, lse, saved = loops.forward(q, k, v, problem, comm, tensors.parameters)
-    kept = [x.contiguous() for x in _pack(saved, problem)] if needs_grad else []
+    packed = [x.contiguous() for x in _pack(saved, problem)] if needs_grad else []
     call = torch.tensor(number, dtype=torch.int64, device="cpu")
-    return out.contiguous(), lse.contiguous(), call, kept
+    return out.contiguous(), lse.contiguous(), call, packed
 
 
 def _like_gradients(
@@ -304,8 +304,8 @@ def _attention_backward(
     problem = problem if arguments.seed is None else problem.seeded(int(arguments.seed))
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
-    kept = _unpack(saved, problem)
-    gradients = loops.backward(dout, dlse, kept, problem, comm, int(call), tensors.parameters)
+    unpacked = _unpack(saved, problem)
+    gradients = loops.backward(dout, dlse, unpacked, problem, comm, int(call), tensors.parameters)
     return tuple(dout.new_empty(0) if x is None else x.contiguous() for x in gradients)
 
 

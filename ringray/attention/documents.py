@@ -17,18 +17,22 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)  # o
 def document_boundaries(cu_seqlens: Any, batch: int) -> Documents:
     """Returns ``cu_seqlens`` as a tuple, of tuples if each batch row has its own; ``Mask`` checks
     its values."""
-    given = boundaries(cu_seqlens)
-    if given is None:
+    bounds = boundaries(cu_seqlens)
+    if bounds is None:
         return None
-    if not isinstance(given, Tensor):
-        raise ValueError(f"cu_seqlens: got {given!r}, expected integers in a tensor or a list")
-    by_row = given.dim() == 2 and len(given) == batch
-    if not (by_row or given.dim() == 1) or given.is_floating_point() or given.dtype is torch.bool:
+    if not isinstance(bounds, Tensor):
+        raise ValueError(f"cu_seqlens: got {bounds!r}, expected integers in a tensor or a list")
+    by_row = bounds.dim() == 2 and len(bounds) == batch
+    if (
+        not (by_row or bounds.dim() == 1)
+        or bounds.is_floating_point()
+        or bounds.dtype is torch.bool
+    ):
         raise ValueError(
-            f"cu_seqlens: got {given.dtype} of shape {tuple(given.shape)}, expected a "
+            f"cu_seqlens: got {bounds.dtype} of shape {tuple(bounds.shape)}, expected a "
             f"1-D tensor of integers, or a 2-D one with a row for each of {batch} batch rows"
         )
-    values = on_host(given).tolist()
+    values = on_host(bounds).tolist()
     return tuple(map(tuple, values)) if by_row else tuple(values)
 
 

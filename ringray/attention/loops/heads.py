@@ -112,12 +112,12 @@ def backward(
         dout, more[0] if more else None, saved, problem, far, _share(parameters, near)
     )
     dq, dk, dv = (x.to(dout.dtype) for x in gradients[:3])
-    more = [x.new_zeros(x.shape, dtype=torch.float32) for x in parameters if x is not None]
-    for whole, part in zip(more, gradients[3:], strict=True):
+    shares = [x.new_zeros(x.shape, dtype=torch.float32) for x in parameters if x is not None]
+    for whole, part in zip(shares, gradients[3:], strict=True):
         whole.chunk(near.world_size)[near.rank].copy_(part)
     del gradients
     dq, dk, dv = _to_heads((dq, dk, dv), near, places)
-    return dq, dk, dv, *more
+    return dq, dk, dv, *shares
 
 
 def _share(parameters: ScoreParameters, near: Comm) -> ScoreParameters:
