@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("path", ["README.md", "docs/kernels.md"])
 def test_rates_on_a_gpu_are_those_of_the_records(path: str) -> None:
     rates: dict[tuple[str, str], float] = {}
-    for name in ("gpu-h100.first_light.jsonl", "gpu-h100.specialised.jsonl"):
+    for name in ("gpu-h100.first_light.jsonl", "gpu-h100.defaults.jsonl"):
         for line in gpu_lines(name):
             if line["tflops"]:
                 rates[line["case"], line["contender"]] = line["tflops"]
@@ -45,7 +45,7 @@ def share_of_the_table() -> list[str]:
     """Returns ringray's rates on an H100 over those of the table of hardware, full at 16k."""
     lines = {
         line["case"]: line["tflops"]
-        for line in gpu_lines("gpu-h100.specialised.jsonl")
+        for line in gpu_lines("gpu-h100.defaults.jsonl")
         if line["contender"] == "ringray"
     }
     curves = {

@@ -1,7 +1,7 @@
 """The default configuration of each kernel by hardware and head dim.
 
 The numbers come from compilation for the target (registers, spills, shared memory; see
-docs/kernels.md), not from measurements on a GPU, except those of ``SPECIALISED``.
+docs/kernels.md), not from measurements on a GPU, except those on Hopper at head dims 64 and 128.
 
 The warps of a program divide a product by rows of the resident block: eight warps of 16 rows (four
 of 32 on CDNA) take 128, and compute a block of 64 twice. So a block has as many rows as its warps
@@ -21,7 +21,7 @@ from ringray_kernels.config import TARGETS, BlockConfig, Blocks, Kernel, Problem
 # By family and kernel: (largest head dim, configuration), in the order of trial.
 _HOPPER: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [
-        (64, "128x128/8/3/descriptors"),
+        (128, "128x128/8/3/descriptors"),
         (128, "128x128/8/2/descriptors"),
         (256, "128x64/8/2/descriptors"),
         (64, "128x64/8/3"),
@@ -104,7 +104,7 @@ _LARGE_CDNA: dict[Kernel, list[str]] = {
 }
 
 # Hopper's kernels with a copying warp, by head dim: the defaults where they compute the problem.
-# Measured on an H100 by triton 3.6 (experiments/results/gpu-h100.first_light.jsonl).
+# Measured on an H100 by triton 3.6 (experiments/results/gpu-h100.defaults.jsonl).
 SPECIALISED = {
     64: Blocks.parse(
         "forward=128x128/8/3/specialised,dq=128x64/8/4/specialised,dkv=64x128/8/2/specialised"
@@ -115,14 +115,8 @@ SPECIALISED = {
     256: Blocks.parse("forward=128x64/8/2/specialised"),
 }
 
-# On Hopper, 16 bits, by head dim: other candidates for the fastest configuration of one kernel, in
-# the order of expectation.
-CANDIDATES = {
-    128: [
-        Blocks.parse("forward=128x128/8/3/descriptors"),
-        Blocks.parse("dkv=64x64/4/2/descriptors"),
-    ],
-}
+# On Hopper, 16 bits, by head dim: other candidates for the fastest configuration of one kernel.
+CANDIDATES = {128: [Blocks.parse("dkv=64x64/4/2/descriptors")]}
 
 
 @cache
