@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 
 import ringray_kernels
-from ringray_kernels.api import Positions
 from ringray_kernels.bench.problems import Point, make_inputs
 from ringray_kernels.bias import Bias
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import Dropout
-from ringray_kernels.intervals import intervals
+from ringray_kernels.intervals import Positions, intervals
 
 POINT = Point("causal", 16 * 1024)
 SOFTCAP = 30.0
