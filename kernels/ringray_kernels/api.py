@@ -18,7 +18,14 @@ from torch import Tensor
 
 from ringray_kernels.backends import BACKENDS, PREFERRED
 from ringray_kernels.bias import Bias
-from ringray_kernels.checks import DTYPES, check_qkv, expect, unusable_scale, unusable_softcap
+from ringray_kernels.checks import (
+    DTYPES,
+    TensorKind,
+    check_qkv,
+    expect,
+    unusable_scale,
+    unusable_softcap,
+)
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import Dropout, unusable_dropout
 from ringray_kernels.intervals import Positions
@@ -107,7 +114,7 @@ class Backend(Protocol):
 
     BLOCKS: type
 
-    def unsupported(self, q: Tensor, asked: Features = ...) -> str | None:
+    def unsupported(self, q: TensorKind, asked: Features = ...) -> str | None:
         """Returns why this backend cannot compute ``asked`` on tensors like ``q``, or None."""
 
     def forward(self, operands: Operands, state: State | None, out_dtype: torch.dtype) -> State: ...
@@ -120,7 +127,7 @@ def backend_names() -> tuple[str, ...]:
     return ("auto", *BACKENDS)
 
 
-def resolve_backend(name: str, q: Tensor, asked: Features = PLAIN) -> str:
+def resolve_backend(name: str, q: TensorKind, asked: Features = PLAIN) -> str:
     """Returns the backend that ``name`` means for tensors like ``q`` and what is ``asked``.
 
     Raises:
@@ -145,7 +152,7 @@ def resolve_backend(name: str, q: Tensor, asked: Features = PLAIN) -> str:
     )
 
 
-def _usable(names: Iterable[str], q: Tensor, asked: Features) -> Iterator[str]:
+def _usable(names: Iterable[str], q: TensorKind, asked: Features) -> Iterator[str]:
     """Yields those of ``names`` that are installed and compute ``asked`` on tensors like ``q``."""
     for name in names:
         with contextlib.suppress(ImportError):

@@ -6,7 +6,7 @@ Shape legend: B batch, H heads, S rows, D head dim.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,17 @@ DTYPES = tuple(map(dtypes.torch_dtype, dtypes.DTYPES))
 MAX_HEAD_DIM = 512
 LARGEST_SCALE = torch.finfo(torch.float32).max
 LEAST_SOFTCAP = 1e-30  # what divides by it stays far from the end of fp32
+
+
+class TensorKind(Protocol):
+    """All that a check of what can be computed reads of a tensor."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
 
 
 def expect(

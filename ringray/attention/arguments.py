@@ -18,7 +18,7 @@ from torch import Tensor
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.attention.call import Call, Score, Slopes, argument_of, mistake
+from ringray.attention.call import Call, InputSizes, Score, Slopes, argument_of, mistake
 from ringray.attention.documents import document_boundaries
 from ringray.attention.open_choices import filled
 from ringray.attention.problem import RankProblem
@@ -27,6 +27,7 @@ from ringray.attention.tensor_arguments import (
     check_sinks,
     check_slopes,
     check_table,
+    check_values,
     head_slopes,
     share,
 )
@@ -81,6 +82,7 @@ def resolve(
                 "ring_attention: got dropout while a CUDA graph is captured, expected none: each "
                 "replay would drop the same weights"
             )
+        comm.check(q.device, staged=problem.exchange.staged)
     if dropout_p:
         if seed is None:
             seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu"))
@@ -104,8 +106,7 @@ def prepare(
     dense = isinstance(q, Tensor) and not q.is_nested and q.dim()
     documents = document_boundaries(tensors.cu_seqlens, len(q) if dense else 1)
     slopes = head_slopes(tensors.alibi_slopes)
-    if dense and q.dim() == 4:
-        check_table(tensors, q)
+    check_values(tensors)
     key: tuple[object, ...] | None = None
     prepared: tuple[RankProblem, AgreedCall] | None = None
     try:
@@ -128,22 +129,23 @@ def prepare(
         pass  # of arguments that are refused below
     if prepared is None:
         check_qkv(q, k, v)
-        check_sinks(tensors.sinks, q)
-        check_slopes(slopes, len(q), q.shape[1], q.shape[2] * comm.world_size)
+        sizes = InputSizes.of(q, k, v)
+        check_sinks(tensors.sinks, sizes)
+        check_table(tensors, sizes)
+        check_slopes(slopes, sizes.batch, sizes.heads, sizes.rows * comm.world_size)
         if wrong := mistake(settings):
             raise ValueError(wrong)
-        call = _read(q, tensors, documents, slopes, settings, comm)
+        call = _read(sizes, tensors, documents, slopes, settings, comm)
         if call.score.quantize is not None and needs_grad:
             raise ValueError(
                 f"quantize: got {call.score.quantize!r} where gradients are needed, expected None, "
                 "or a call under torch.no_grad(): backward passes have 16 or 32 bits"
             )
-        call = filled(q, k, v, call, comm, needs_grad=needs_grad)
-        problem = _describe(q, k, v, call, settings["seq_len"], comm)
-        prepared = problem, _agreed(problem, q, k, v, needs_grad)
+        call = filled(call, sizes, comm, needs_grad=needs_grad)
+        problem = _describe(sizes, call, settings["seq_len"], comm)
+        prepared = problem, _agreed(problem, sizes, needs_grad)
         _forget()
     _prepared[key] = prepared
-    comm.check(q.device, staged=prepared[0].exchange.staged)
     return prepared
 
 
@@ -158,7 +160,7 @@ def _forget() -> None:
 
 
 def _read(
-    q: Tensor,
+    sizes: InputSizes,
     tensors: TensorArguments,
     documents: Documents,
     slopes: Slopes | None,
@@ -173,7 +175,7 @@ def _read(
 
     length = settings["seq_len"]
     if length is None:
-        length = q.shape[2] * comm.world_size
+        length = sizes.rows * comm.world_size
     table = tensors.distance_bias
     score = Score(
         **of(Score),
@@ -186,34 +188,28 @@ def _read(
         for name in ("scale", "softcap", "dropout_p")
     }
     if score.scale is None:
-        numbers["scale"] = q.shape[3] ** -0.5
+        numbers["scale"] = sizes.head_dim**-0.5
     mask = Mask(**{**of(Mask), "seq_len": length, "documents": documents})
     return Call(mask, replace(score, **numbers), Strategy(**of(Strategy)), settings["return_lse"])
 
 
-def _describe(
-    q: Tensor, k: Tensor, v: Tensor, call: Call, seq_len: int | None, comm: Comm
-) -> RankProblem:
-    """Returns the problem of tensors like ``q`` (B, Hq, S, D), ``k`` (B, Hkv, S, D) and ``v`` (B,
-    Hkv, S, Dv). ``seq_len``: as given.
+def _describe(sizes: InputSizes, call: Call, seq_len: int | None, comm: Comm) -> RankProblem:
+    """Returns the problem of this rank. ``seq_len``: as given.
 
     Raises:
         ValueError: what was given and what is expected.
     """
-    batch, heads, rows, head_dim = q.shape
-    kv_heads, ranks = k.shape[1], comm.world_size
-    if k.shape[2] != rows:
-        raise ValueError(f"k: got {k.shape[2]} rows, expected q's {rows}: shards are equal")
-    score, strategy = call.score, call.strategy
+    batch, heads, kv_heads, rows, head_dim, value_dim, dtype, _ = sizes
+    ranks, score, strategy = comm.world_size, call.score, call.strategy
     if score.dropout_p and (size := rows * ranks) > POSITIONS:
         raise ValueError(f"dropout_p: got {size} positions, expected at most {POSITIONS}")
     partitions.true_length(strategy.partition, seq_len, rows, ranks)  # checks it
-    backend = resolve_backend(strategy.backend, q, score.features(v.shape[3]))
+    backend = resolve_backend(strategy.backend, sizes, score.features(value_dim))
     check_blocks(strategy.blocks, backend)
     exchange = transports.plan(strategy.transport, ranks, heads, kv_heads)
     backward = walk.resolve_backward(strategy.backward, strategy.transport, walks=exchange.walks)
     fold = exchange.fold
-    sizes = heads // fold, kv_heads // fold, head_dim, v.shape[3]
+    of_rank = heads // fold, kv_heads // fold, head_dim, value_dim
     quantized = score.quantize is not None
     place = comm.rank % fold
     problem = RankProblem(
@@ -221,16 +217,16 @@ def _describe(
         layout=Layout(strategy.partition, rows * ranks, ranks // fold, fold),
         rank=comm.rank // fold,
         exchange=exchange,
-        costs=walk.costs(q.element_size(), batch, *sizes, quantized=quantized),
+        costs=walk.costs(dtype.itemsize, batch, *of_rank, quantized=quantized),
         slopes=share(score.alibi_slopes, fold, place),
         first_head=place * (heads // fold),
-        quantized_from=q.dtype if quantized else None,
+        quantized_from=dtype if quantized else None,
     )
     _ = problem.walks  # raises where the backward walk is impossible
     return problem
 
 
-def _agreed(problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, needs_grad: bool) -> AgreedCall:
+def _agreed(problem: RankProblem, sizes: InputSizes, needs_grad: bool) -> AgreedCall:
     """Returns what all ranks must have in common: sizes, and the fields of the call's records."""
     call, blocks = problem.call, problem.call.strategy.blocks
     of_mask = {argument_of(x.name): getattr(call.mask, x.name) for x in fields(Mask)}
@@ -242,13 +238,13 @@ def _agreed(problem: RankProblem, q: Tensor, k: Tensor, v: Tensor, needs_grad: b
     of_score["quantized"] = of_score.pop("quantize") is not None  # whose value a message can name
     return AgreedCall(
         "ring_attention",
-        batch=q.shape[0],
-        heads=q.shape[1],
-        kv_heads=k.shape[1],
-        rows_per_rank=q.shape[2],
-        head_dim=q.shape[3],
-        value_dim=v.shape[3],
-        dtype=q.dtype,
+        batch=sizes.batch,
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        rows_per_rank=sizes.rows,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        dtype=sizes.dtype,
         **of_mask,
         **of_score,
         dropout_seed=None,

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from ringray.base.units import plain
 from ringray.traffic.mask import MOST, Mask
@@ -58,6 +61,37 @@ class Score:
         biased = self.alibi_slopes is not None or self.distance_bias is not None
         quantized = self.quantize is not None
         return Features(value_dim, self.softcap, biased, self.dropout_p > 0, quantized)
+
+
+class InputSizes(NamedTuple):
+    """Sizes and kind of q (B, Hq, S, D), k (B, Hkv, S, D) and v (B, Hkv, S, Dv): all that a problem
+    takes from them."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    rows: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor) -> InputSizes:
+        """Returns those of tensors whose shapes fit each other (``check_qkv``).
+
+        Raises:
+            ValueError: k has another number of rows than q.
+        """
+        batch, heads, rows, head_dim = q.shape
+        if k.shape[2] != rows:
+            raise ValueError(f"k: got {k.shape[2]} rows, expected q's {rows}: shards are equal")
+        return cls(batch, heads, k.shape[1], rows, head_dim, v.shape[3], q.dtype, q.device)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Returns q's shape."""
+        return self.batch, self.heads, self.rows, self.head_dim
 
 
 @dataclass(frozen=True)

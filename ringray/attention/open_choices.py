@@ -13,37 +13,32 @@ from ringray_kernels.api import Features, resolve_backend
 from ringray_kernels.config import Blocks
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ringray.attention.call import Call
+    from ringray.attention.call import Call, InputSizes
     from ringray.comm.ring import Comm
 
 
-def filled(q: Tensor, k: Tensor, v: Tensor, call: Call, comm: Comm, *, needs_grad: bool) -> Call:
-    """Returns ``call`` with the tuned choice, or the default, in place of what it leaves open.
-
-    Shapes: ``q`` (B, Hq, S, D), ``k`` (B, Hkv, S, D), ``v`` (B, Hkv, S, Dv).
-    """
+def filled(call: Call, sizes: InputSizes, comm: Comm, *, needs_grad: bool) -> Call:
+    """Returns ``call`` with the tuned choice, or the default, in place of what it leaves open."""
     asked = call.strategy
     strategy_open = "auto" in (asked.partition, asked.transport)
     if not strategy_open and (asked.blocks is not None or not lookup.anything_tuned()):
         return call
-    features = call.score.features(v.shape[3])
-    backend = resolve_backend(asked.backend, q, features)
-    on_gpu = q.device.type == "cuda"
+    features = call.score.features(sizes.value_dim)
+    backend = resolve_backend(asked.backend, sizes, features)
+    on_gpu = sizes.device.type == "cuda"
     tuned_choice = lookup.for_process(
         tuned.buckets(
             call.mask,
             ring_size=comm.world_size,
             threads=0 if on_gpu else torch.get_num_threads(),
-            dtype=str(q.dtype).removeprefix("torch."),
-            batch=q.shape[0],
-            heads=q.shape[1],
-            kv_heads=k.shape[1],
-            head_dim=q.shape[3],
+            dtype=str(sizes.dtype).removeprefix("torch."),
+            batch=sizes.batch,
+            heads=sizes.heads,
+            kv_heads=sizes.kv_heads,
+            head_dim=sizes.head_dim,
             backward=needs_grad,
         ),
-        torch.cuda.get_device_name(q.device) if on_gpu else "cpu",
+        torch.cuda.get_device_name(sizes.device) if on_gpu else "cpu",
         asked.partition,
         asked.transport,
         asked.backward,
@@ -52,9 +47,9 @@ def filled(q: Tensor, k: Tensor, v: Tensor, call: Call, comm: Comm, *, needs_gra
     )
     strategy = replace(tuned_choice, backend=asked.backend, blocks=asked.blocks)
     # Blocks are tuned for plain attention.
-    if asked.blocks is None and features == Features(q.shape[3]):
+    if asked.blocks is None and features == Features(sizes.head_dim):
         try:
-            backend = resolve_backend(tuned_choice.backend, q, features)
+            backend = resolve_backend(tuned_choice.backend, sizes, features)
         except (ImportError, ValueError) as error:
             lookup.logger.warning("ring_attention: the tuned backend is not used: %s", error)
         else:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ringray.attention.call import Slopes
 from ringray.base.units import plain
-from ringray_kernels.checks import not_plain
+from ringray_kernels.checks import TensorKind, not_plain
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import sink_gradients
 
@@ -64,7 +64,7 @@ class ScoreParameters(NamedTuple):
         return [*sinks, *tables[1:]]
 
 
-def _check(name: str, x: Any, q: Tensor, expected: str, fits: Callable[[Tensor], bool]) -> None:
+def _check(name: str, x: Any, q: TensorKind, expected: str, fits: Callable[[Tensor], bool]) -> None:
     """Raises ValueError unless ``x`` is a plain tensor that fits, in a dtype for ``q``, beside
     it."""
     if not isinstance(x, Tensor):
@@ -77,7 +77,7 @@ def _check(name: str, x: Any, q: Tensor, expected: str, fits: Callable[[Tensor],
         )
 
 
-def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
+def check_sinks(sinks: Tensor | None, q: TensorKind) -> None:
     """Raises ValueError unless ``sinks`` is None or a logit per head of ``q`` (B, Hq, S, D)."""
     if sinks is None:
         return
@@ -85,9 +85,8 @@ def check_sinks(sinks: Tensor | None, q: Tensor) -> None:
     _check("sinks", sinks, q, expected, lambda x: tuple(x.shape) == (q.shape[1],))
 
 
-def check_table(tensors: TensorArguments, q: Tensor) -> None:
-    """Raises ValueError unless there is no table of biases, or one for ``q`` (B, Hq, S, D).
-    Values on a device are not read."""
+def check_table(tensors: TensorArguments, q: TensorKind) -> None:
+    """Raises ValueError unless there is no table of biases, or one for ``q`` (B, Hq, S, D)."""
     table = tensors.distance_bias
     if table is None:
         return
@@ -99,10 +98,17 @@ def check_table(tensors: TensorArguments, q: Tensor) -> None:
         "distance_bias", table, q, expected,
         lambda x: x.dim() == 2 and len(x) == q.shape[1] and x.shape[1] % 2 == 1,
     )  # fmt: skip
-    if table.device.type == "cpu" and not table.isfinite().all():
-        raise ValueError(f"distance_bias: got values that are not finite, {expected}")
     if tensors.alibi_slopes is not None:
         raise ValueError("distance_bias: got alibi_slopes too, expected one bias of scores")
+
+
+def check_values(tensors: TensorArguments) -> None:
+    """Raises ValueError if a table holds values that are not finite. Those on a device are not
+    read."""
+    table: Any = tensors.distance_bias
+    readable = isinstance(table, Tensor) and table.device.type == "cpu" and not not_plain(table)
+    if readable and not table.isfinite().all():
+        raise ValueError("distance_bias: got values that are not finite, expected finite numbers")
 
 
 def mistyped(tensors: TensorArguments) -> str | None:

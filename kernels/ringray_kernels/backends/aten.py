@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import composed, fused
 from ringray_kernels.backends.composed import Dropped
+from ringray_kernels.checks import TensorKind
 from ringray_kernels.cover import DenseCall, cover
 from ringray_kernels.dropout import factors
 from ringray_kernels.intervals import derived
@@ -33,7 +34,7 @@ _ALIGNMENT = 16  # bytes: what GPUs load at once
 LEAST_SCALE = torch.finfo(torch.float32).tiny  # a smaller one is 0 to the fused calls
 
 
-def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
+def unsupported(q: TensorKind, asked: Features = PLAIN) -> str | None:
     """Returns why tensors like ``q`` are not supported: fused calls exist on CPU and CUDA."""
     if q.device.type not in ("cpu", "cuda"):
         return f"got tensors on {q.device.type}, expected cpu or cuda"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import aten
+from ringray_kernels.checks import TensorKind
 
 BLOCKS = int  # query rows per call
 MAX_HEAD_DIM = 128  # elements; forward alone could take more
@@ -21,7 +22,7 @@ _ops = torch.ops.aten
 delta = aten.delta
 
 
-def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
+def unsupported(q: TensorKind, asked: Features = PLAIN) -> str | None:
     """Returns why cuDNN does not compute ``asked`` on tensors like ``q``, or None."""
     if q.device.type != "cuda" or torch.version.cuda is None:
         return f"got tensors on {q.device.type}, expected an NVIDIA GPU"
@@ -30,7 +31,7 @@ def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
     return limits(q, asked)
 
 
-def limits(q: Tensor, asked: Features) -> str | None:
+def limits(q: TensorKind, asked: Features) -> str | None:
     """Returns why vendors' kernels do not compute ``asked`` at the dtype and head dim of ``q``."""
     if q.dtype not in _HALF:
         return f"got {q.dtype}, expected bfloat16 or float16"

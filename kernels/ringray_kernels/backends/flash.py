@@ -18,6 +18,7 @@ from torch import Tensor
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import aten
 from ringray_kernels.backends.cudnn import limits, unshared
+from ringray_kernels.checks import TensorKind
 
 BLOCKS = int  # query rows per call
 _VERSION_3 = "flash_attn_interface"
@@ -27,7 +28,7 @@ _HOPPER = (9, 0)
 delta = aten.delta
 
 
-def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
+def unsupported(q: TensorKind, asked: Features = PLAIN) -> str | None:
     """Returns why FlashAttention does not compute ``asked`` on tensors like ``q``, or None."""
     if q.device.type != "cuda":
         return f"got tensors on {q.device.type}, expected a GPU"

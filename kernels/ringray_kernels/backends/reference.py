@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
+from ringray_kernels.checks import TensorKind
 from ringray_kernels.dropout import factors
 from ringray_kernels.merge import merge_
 
 BLOCKS = int  # accepted and not used
 
 
-def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
+def unsupported(q: TensorKind, asked: Features = PLAIN) -> str | None:
     """Returns None: all tensors that pass ``checks.check_qkv`` are supported."""
     return None
 

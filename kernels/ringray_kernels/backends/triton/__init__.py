@@ -23,6 +23,7 @@ from ringray_kernels.backends.triton.launch import (
     dq_launch,
     forward_launch,
 )
+from ringray_kernels.checks import TensorKind
 from ringray_kernels.config import KERNELS, Blocks, Problem, target_named
 from ringray_kernels.defaults import default
 from ringray_kernels.intervals import derived, inverse
@@ -31,7 +32,7 @@ BLOCKS = Blocks
 _MOST_ROWS = 256  # of a tile; see config.supports
 
 
-def unsupported(q: Tensor, asked: Features = PLAIN) -> str | None:
+def unsupported(q: TensorKind, asked: Features = PLAIN) -> str | None:
     """Returns why these kernels cannot compute on tensors like ``q``, or None."""
     if q.device.type == "cpu" and not INTERPRETED:
         return "a CPU needs TRITON_INTERPRET=1 set before the import"
