@@ -149,19 +149,20 @@ def _band(
 def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
     """Returns the positions, ``[cut, rank]``, that bound the parts of each rank's rows.
 
-    All rows are one part, except keys with global tokens: of each piece those up to the last global
-    tokens in it, which later ranks need, are apart from those after them.
+    All rows are one part, except keys of which some are seen from afar (``Mask.far_keys``): of each
+    piece those up to the last such ones in it, which later ranks need, are apart from the rest.
     """
     ends = np.repeat([[0], [layout.padded]], layout.ranks, 1)
-    if mask.global_tokens is None or travelling == "queries":
+    far_keys = mask.rows[0].far_keys
+    if far_keys is None or travelling == "queries":
         return ends
     dealt = _pieces([layout])
     if dealt.step > 1:
         return ends
     first, stop = (x[..., 0] for x in (dealt.first, dealt.first + dealt.sizes))
-    bounds = np.array(mask.rows[0].boundaries)
-    begin = bounds[np.maximum(np.searchsorted(bounds, stop) - 1, 0)]
-    after = np.clip(begin + mask.global_tokens, first, stop)
+    begins, tokens = np.array(far_keys[0]), far_keys[1]
+    begin = begins[np.maximum(np.searchsorted(begins, stop) - 1, 0)]
+    after = np.clip(begin + tokens, first, stop)
     return np.sort(np.concatenate([ends, after, np.sort(stop, 0)[:-1]]), 0)
 
 
@@ -207,7 +208,7 @@ def shape(mask: Mask) -> tuple[int, bool] | None:
     one that has its own turn."""
     if len(mask.rows) > 1:
         return None
-    return 1 if mask.plain else len(areas(mask).query), mask.global_tokens is None
+    return 1 if mask.plain else len(areas(mask).query), mask.far_keys is None
 
 
 def _pairs(

@@ -144,6 +144,12 @@ class Mask:
         return cast("Boundaries", self.documents)
 
     @property
+    def far_keys(self) -> tuple[Boundaries, int] | None:
+        """Returns the positions from which on some keys are seen from any distance, and how many
+        they are; None where there are none. Not for a mask of several ``rows``."""
+        return None if self.global_tokens is None else (self.boundaries, self.global_tokens)
+
+    @property
     def plain(self) -> bool:
         """Tells whether the mask is causal or none at all."""
         return all(getattr(self, name) is None for name in LIMITS)
