@@ -18,7 +18,7 @@ from torch import Tensor
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.attention.call import Call, InputSizes, Score, Slopes, argument_of, mistake
+from ringray.attention.call import Call, InputSizes, Score, Slopes, mistake
 from ringray.attention.documents import document_boundaries
 from ringray.attention.open_choices import filled
 from ringray.attention.problem import RankProblem
@@ -35,7 +35,7 @@ from ringray.base.provenance import version
 from ringray.comm.ring import Comm
 from ringray.traffic import walk
 from ringray.traffic.geometry import Layout
-from ringray.traffic.mask import Documents, Mask
+from ringray.traffic.mask import Documents, Mask, argument_of
 from ringray.tuning.lookup import Strategy
 from ringray_kernels.api import check_blocks, resolve_backend
 from ringray_kernels.checks import check_qkv

@@ -104,12 +104,6 @@ class Call:
     return_lse: bool = False
 
 
-def argument_of(name: str) -> str:
-    """Returns the argument of the op that a field of ``Mask`` has its value from."""
-    item = Mask.__dataclass_fields__[name]
-    return str(item.metadata.get("argument", name))
-
-
 def _types() -> dict[str, str]:
     """Returns the settings and their types, as the fields are annotated."""
     of_mask = {item.name: item.type for item in fields(Mask) if not item.metadata}

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 import ringray_kernels
-from ringray.attention.call import Call, Slopes, argument_of
+from ringray.attention.call import Call, Slopes
 from ringray.traffic import script, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.hulls import Pass
-from ringray.traffic.mask import Mask
+from ringray.traffic.mask import Mask, argument_of
 from ringray.traffic.script import Script
 from ringray.traffic.walk import Backward, Costs, Rows, Walks
 from ringray.transport import Exchange

@@ -175,6 +175,11 @@ class Mask:
 LIMITS = tuple(item.name for item in fields(Mask) if item.name not in ("seq_len", "causal"))
 
 
+def argument_of(name: str) -> str:
+    """Returns the argument of the op that a field of ``Mask`` has its value from."""
+    return str(Mask.__dataclass_fields__[name].metadata.get("argument", name))
+
+
 def power_of_two(n: int) -> int:
     """Returns the least power of two that is at least ``n``."""
     return 1 << max(0, n - 1).bit_length()

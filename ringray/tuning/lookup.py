@@ -146,15 +146,11 @@ def tuned_strategy(
     kv_heads: int | None = None,
     batch: int = 1,
     dtype: str = "bfloat16",
-    causal: bool = True,
-    window: int | tuple[int | None, int | None] | None = None,
     documents: bool = False,
-    chunk: int | None = None,
-    prefix: int | None = None,
-    global_tokens: int | None = None,
     backward: bool = True,
     device: str = "cpu",
     threads: int = 1,
+    **mask: Any,
 ) -> Strategy:
     """Returns the choices of ``partition="auto"``, ``transport="auto"``, ``backend="auto"`` and
     ``blocks=None``.
@@ -166,19 +162,11 @@ def tuned_strategy(
         backward: whether gradients are computed.
         device: a GPU's name in torch, or cpu.
         threads: per rank, on CPUs.
+        mask: ``causal``, ``window`` and the other arguments of ``ring_attention`` that mask.
     """
     gpu = device != "cpu"
-    mask = Mask(
-        seq_len=seq_len,
-        causal=causal,
-        window=window,
-        documents=(0, seq_len) if documents else None,
-        chunk=chunk,
-        prefix=prefix,
-        global_tokens=global_tokens,
-    )
     wanted = tuned.buckets(
-        mask,
+        Mask(seq_len=seq_len, documents=(0, seq_len) if documents else None, **mask),
         ring_size=ring_size,
         threads=0 if gpu else threads,
         dtype=dtype,

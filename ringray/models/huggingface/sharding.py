@@ -16,6 +16,7 @@ from ringray import transport as transports
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.call import several
 from ringray.attention.documents import document_boundaries
+from ringray.attention.other_names import answering_other_names
 from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal, positions_in_documents
 from ringray.models.huggingface.probe import check
@@ -24,6 +25,7 @@ from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
 
 
+@answering_other_names
 def shard_batch(
     model: nn.Module,
     input_ids: Tensor,
