@@ -166,8 +166,8 @@ class Blocks:
     @property
     def given(self) -> dict[Kernel, BlockConfig]:
         """The configurations that are not the default, by kernel."""
-        found = {name: getattr(self, name) for name in KERNELS}
-        return {name: config for name, config in found.items() if config is not None}
+        configs = {name: getattr(self, name) for name in KERNELS}
+        return {name: config for name, config in configs.items() if config is not None}
 
     def __str__(self) -> str:
         return self.text

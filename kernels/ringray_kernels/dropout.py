@@ -79,5 +79,5 @@ def _philox(counter: tuple[Tensor, ...], key: tuple[int, ...]) -> tuple[Tensor, 
             (first >> 32 & _WORD) ^ counter[3] ^ key[1],
             first & _WORD,
         )
-        key = tuple((x + more) & _WORD for x, more in zip(key, _INCREMENTS, strict=True))
+        key = tuple((x + increment) & _WORD for x, increment in zip(key, _INCREMENTS, strict=True))
     return counter

@@ -125,12 +125,12 @@ def oracle(
     ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``), ``table`` (``distance_bias``): as in
     ``ringray.ring_attention``; ``factors``: of weights, (B, Hq, S, S), by dropout, see
     ``dropout_factors``."""
-    given = [q, k, v]
+    inputs = [q, k, v]
     if sinks is not None:
-        given.append(sinks[:, None].expand(q.shape[:3]))
+        inputs.append(sinks[:, None].expand(q.shape[:3]))
     if table is not None:
-        given.append(table[:, None].expand(*q.shape[:3], -1))
-    leaves = [x.detach().double().requires_grad_() for x in given]
+        inputs.append(table[:, None].expand(*q.shape[:3], -1))
+    leaves = [x.detach().double().requires_grad_() for x in inputs]
     wide_k, wide_v = (_grouped(x, q.shape[1]) for x in leaves[1:3])
     scores = leaves[0] @ wide_k.transpose(-1, -2) * scale
     if softcap is not None:
@@ -150,9 +150,9 @@ def oracle(
     out = weights @ wide_v
     if dout is None:
         return Gradients(out.detach(), None, None, None)
-    found = torch.autograd.grad(out, leaves, dout.double())
+    gradients = torch.autograd.grad(out, leaves, dout.double())
     names = ["dsinks"] * (sinks is not None) + ["dtable"] * (table is not None)
-    return Gradients(out.detach(), *found[:3], **dict(zip(names, found[3:], strict=True)))
+    return Gradients(out.detach(), *gradients[:3], **dict(zip(names, gradients[3:], strict=True)))
 
 
 def yardstick(

@@ -60,13 +60,13 @@ class Layout:
         if self.fold == 1:
             return rule.ranges(self.padded, world_size, rank)
         shards = range(rank * self.fold, (rank + 1) * self.fold)
-        dealt = [one for shard in shards for one in rule.ranges(self.padded, world_size, shard)]
+        dealt = [piece for shard in shards for piece in rule.ranges(self.padded, world_size, shard)]
         joined: list[range] = []
-        for one in sorted((one for one in dealt if one), key=lambda one: one.start):
-            if joined and one.step == 1 and joined[-1].stop == one.start:
-                joined[-1] = range(joined[-1].start, one.stop)
+        for piece in sorted((piece for piece in dealt if piece), key=lambda piece: piece.start):
+            if joined and piece.step == 1 and joined[-1].stop == piece.start:
+                joined[-1] = range(joined[-1].start, piece.stop)
             else:
-                joined.append(one)
+                joined.append(piece)
         return tuple(joined)
 
 
@@ -96,8 +96,8 @@ class _Pieces(NamedTuple):
 
     def before(self, position: Ints) -> Ints:
         """Counts the positions of each piece before ``position``."""
-        found: Ints = np.clip(-((self.first - position) // self.step), 0, self.sizes)
-        return found
+        count: Ints = np.clip(-((self.first - position) // self.step), 0, self.sizes)
+        return count
 
     def within(self, begin: Ints, end: Ints) -> tuple[Ints, Ints]:
         """Returns first positions and counts of the parts of pieces in ``[begin, end)``."""
@@ -115,8 +115,8 @@ def _pieces(layouts: Sequence[Layout]) -> _Pieces:
         bound
         for of_rank in ranges
         for pieces in of_rank
-        for one in (*pieces, *none[len(pieces) :])
-        for bound in (one.start, one.stop)
+        for piece in (*pieces, *none[len(pieces) :])
+        for bound in (piece.start, piece.stop)
     ]
     shape = len(layouts), layouts[0].ranks, most, 2
     first, stop = np.array(bounds, np.int64).reshape(shape).transpose(3, 2, 1, 0).copy()
@@ -171,13 +171,13 @@ def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
     bounds = cuts(layout, mask, travelling)[..., None]
     each = [_in_parts([(layout, row)], bounds, travelling) for row in mask.rows]
-    rows = [Pairs(*(table[..., 0] for table in one)) for one in each]
+    rows = [Pairs(*(table[..., 0] for table in tables)) for tables in each]
     return rows[0] if len(rows) == 1 else _of_rows(rows, layout.padded)
 
 
 def of_all(problems: Problems, travelling: Travelling) -> Pairs:
     """Returns the pairs of some problems that agree in ``shape``, with an axis of problems."""
-    bounds = np.stack([cuts(*one, travelling) for one in problems], -1)
+    bounds = np.stack([cuts(*problem, travelling) for problem in problems], -1)
     return _in_parts(problems, bounds, travelling)
 
 
@@ -195,11 +195,11 @@ def _in_parts(
     dtype = np.int32 if largest < _NARROW else np.int64
     dealt = dealt._replace(first=dealt.first.astype(dtype), sizes=dealt.sizes.astype(dtype))
     rectangles, padded = rectangles.astype(dtype), padded.astype(dtype)
-    found = [
+    parts = [
         _pairs(dealt, rectangles, padded, travelling, part, unbounded)
         for part in itertools.pairwise(bounds.astype(dtype))
     ]
-    visible, first, stop = zip(*found, strict=True)
+    visible, first, stop = zip(*parts, strict=True)
     return Pairs(reduce(np.add, visible), np.stack(first), np.stack(stop))
 
 
@@ -228,8 +228,8 @@ def _pairs(
     every = (ranks * pieces) ** 2 * problems
     chunk = max(1, _ELEMENTS_AT_ONCE // every)
     block = max(1, _ELEMENTS_AT_ONCE // (chunk * every // ranks))
-    for at in range(0, rectangles.shape[1], chunk):
-        begin, end, key, key_end, least, most = rectangles[:, at : at + chunk, None, None]
+    for area in range(0, rectangles.shape[1], chunk):
+        begin, end, key, key_end, least, most = rectangles[:, area : area + chunk, None, None]
         key, key_end = (np.clip(x, low, high) for x in (key, key_end))
         # axes: area, piece of the queries, piece of the keys, query rank, key rank, problem
         queries = [x[:, :, None, :, None] for x in dealt.within(begin, end)]
@@ -258,8 +258,8 @@ def _pairs(
         """Counts the local rows of the owner before ``position``."""
         rows = np.zeros_like(position)
         for piece in range(pieces):
-            one = _Pieces(dealt.first[piece], dealt.sizes[piece], dealt.step)
-            rows += one.before(position)
+            of_piece = _Pieces(dealt.first[piece], dealt.sizes[piece], dealt.step)
+            rows += of_piece.before(position)
         return rows
 
     first_row = lowest if whole else local_row(np.where(beyond > 0, lowest, 0))

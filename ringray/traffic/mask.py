@@ -256,8 +256,8 @@ def areas(mask: Mask) -> Areas:
         parts = [columns, (query, stop, query, stop, least, most)]
         if not mask.causal:
             parts.append((begin, after, after, end, -far, far))
-    found = np.concatenate([np.array(np.broadcast_arrays(*part)) for part in parts], 1)
-    return Areas(*found[:, (found[0] < found[1]) & (found[2] < found[3])])
+    rectangles = np.concatenate([np.array(np.broadcast_arrays(*part)) for part in parts], 1)
+    return Areas(*rectangles[:, (rectangles[0] < rectangles[1]) & (rectangles[2] < rectangles[3])])
 
 
 def document_boundaries(seq_len: int, count: int) -> tuple[int, ...]:

@@ -117,12 +117,13 @@ def ring_of_rings(ranks: int, node: int, outer: int, inner: int) -> Route:
     of equal place; its transfers may take as long as a whole inner ring. Directions are as in
     ``around``."""
     far, near = np.divmod(np.arange(ranks), node)
-    at = np.add.outer(far, outer * far) % (ranks // node)
+    node_of = np.add.outer(far, outer * far) % (ranks // node)
     place = np.add.outer(near, inner * near) % node
     posted = (0, *(step - (1 if step % node else node) for step in range(1, ranks)))
     lanes = [(entry - node, entry, entry + node) for entry in range(node, ranks, node)]
     name = f"nodes {outer:+d}, within {inner:+d}"
-    return Route(name, at * node + place, _lanes((0, 1, node), *lanes), tuple(range(ranks)), posted)
+    owners = node_of * node + place
+    return Route(name, owners, _lanes((0, 1, node), *lanes), tuple(range(ranks)), posted)
 
 
 @lru_cache(maxsize=64)

@@ -158,8 +158,8 @@ def _kept(moved: Traffic, rank: int) -> Iterator[tuple[Key, Rows]]:
 
 def _where(rows: Ints, ranks: Ints, rank: int) -> list[list[int]]:
     """Part, owner and visit of all entries of ``ranks`` that are ``rank`` and have rows."""
-    found: list[list[int]] = np.argwhere((ranks == rank) & (rows > 0)).tolist()
-    return found
+    entries: list[list[int]] = np.argwhere((ranks == rank) & (rows > 0)).tolist()
+    return entries
 
 
 def _rows(hulls: Hulls, part: int | slice, owner: int, visit: int) -> Rows:

@@ -60,7 +60,7 @@ class Costs:
     def of(self, problems: Ints) -> Costs:
         """Returns those of some of several problems, by their numbers."""
         shape, walks = np.shape(self.forward.chunk), (self.forward, self.planned, self.query_side)
-        some = [Weights(*(np.broadcast_to(x, shape)[problems] for x in one)) for one in walks]
+        some = [Weights(*(np.broadcast_to(x, shape)[problems] for x in walk)) for walk in walks]
         return Costs(some[0], some[1], some[2], self.tensors)
 
 
@@ -163,13 +163,14 @@ def choose_for_all(
     """Returns what ``choose`` does, ``reverse`` excepted, for problems that agree in
     ``geometry.shape``: groups of their numbers, whose passes have as many steps, each with its
     walks, which have an axis of problems then. ``weights`` are arrays."""
-    different = {one: i for i, one in enumerate(dict.fromkeys(problems))}
-    at = np.array([different[one] for one in problems])
+    # Problems that are equal are computed once.
+    numbers = {problem: i for i, problem in enumerate(dict.fromkeys(problems))}
+    different, which = tuple(numbers), np.array([numbers[problem] for problem in problems])
     travelling = _travelling(backward)
-    there = [one.of(at) for one in traffic_of_all(tuple(different), routes, "keys")]
+    there = [moved.of(which) for moved in traffic_of_all(different, routes, "keys")]
     afresh = there
     if travelling == "queries":
-        afresh = [one.of(at) for one in traffic_of_all(tuple(different), routes, travelling)]
+        afresh = [moved.of(which) for moved in traffic_of_all(different, routes, travelling)]
     forward = np.argmin([_there(moved, weights) for moved in there], 0)
     back = np.argmin([_back(moved, backward, weights) for moved in afresh], 0)
     steps = np.choose(back, [moved.steps("backward") for moved in afresh])
@@ -177,9 +178,9 @@ def choose_for_all(
     for i, kind in enumerate(zip(forward.tolist(), back.tolist(), steps.tolist(), strict=True)):
         alike.setdefault(kind, []).append(i)
     groups = []
-    for (one, other, _), members in alike.items():
+    for (way, way_back, _), members in alike.items():
         some = np.array(members)
-        walks = Walks(there[one].of(some), afresh[other].of(some), travelling, weights.of(some))
+        walks = Walks(there[way].of(some), afresh[way_back].of(some), travelling, weights.of(some))
         groups.append((some, walks))
     return groups
 
@@ -202,8 +203,8 @@ def _back(moved: Traffic, backward: Backward, weights: Costs) -> Number:
 def _ways_back(there: list[Traffic], layout: Layout, mask: Mask) -> list[tuple[Traffic, Traffic]]:
     """Lists the walks that can be walked back, each with its way back; raises Unwalkable if none
     can."""
-    found = [(moved, way) for moved in there if (way := _returning(moved, layout, mask))]
-    if not found:
+    ways = [(moved, way) for moved in there if (way := _returning(moved, layout, mask))]
+    if not ways:
         why = (
             f"with partition {layout.partition!r}, this mask and {layout.ranks} ranks the forward "
             "pass has dropped rows by then that are needed on the way back"
@@ -214,7 +215,7 @@ def _ways_back(there: list[Traffic], layout: Layout, mask: Mask) -> list[tuple[T
             "backward walk 'reverse' goes back from the ranks that received K/V last, but "
             f"{why}; take 'planned'"
         )
-    return found
+    return ways
 
 
 def _returning(forward: Traffic, layout: Layout, mask: Mask) -> Traffic | None:
@@ -223,11 +224,11 @@ def _returning(forward: Traffic, layout: Layout, mask: Mask) -> Traffic | None:
     route = back(forward.route)
     if route is None:
         return None
-    found = traffic(layout, mask, route, "keys")
+    returning = traffic(layout, mask, route, "keys")
     for there, lane in zip(forward.route.lanes, route.lanes, strict=True):
-        kept = forward.held[0][..., there.stop - 1], forward.held[1][..., there.stop - 1]
-        wanted = found.held[0][..., lane.first], found.held[1][..., lane.first]
+        held = forward.held[0][..., there.stop - 1], forward.held[1][..., there.stop - 1]
+        wanted = returning.held[0][..., lane.first], returning.held[1][..., lane.first]
         # An empty hull starts beyond everything.
-        if not bool(((kept[0] <= wanted[0]) & (kept[1] >= wanted[1])).all()):
+        if not bool(((held[0] <= wanted[0]) & (held[1] >= wanted[1])).all()):
             return None
-    return found
+    return returning

@@ -69,16 +69,17 @@ def parse(text: str) -> Named:
     name, colon, number = text.partition(":") if isinstance(text, str) else (str(text), "", "")
     if name not in TRANSPORTS or not isinstance(text, str):
         raise ValueError(unknown("transport", text, TRANSPORTS))
-    found = TRANSPORTS[name]
+    transport = TRANSPORTS[name]
     if not colon:
-        return Named(found, None)
-    if found.parameter is None:
+        return Named(transport, None)
+    if transport.parameter is None:
         raise ValueError(f"transport: got {text!r}, but {name!r} takes no number")
     if not re.fullmatch(r"[1-9][0-9]{0,4}", number):
         raise ValueError(
-            f"transport: got {text!r}, expected {name}:N with N the {found.parameter}, at least 1"
+            f"transport: got {text!r}, expected {name}:N with N the {transport.parameter}, at "
+            "least 1"
         )
-    return Named(found, int(number))
+    return Named(transport, int(number))
 
 
 @lru_cache(maxsize=1024)
@@ -89,24 +90,24 @@ def plan(text: str, ranks: int, heads: int, kv_heads: int) -> Exchange:
         ValueError: no such transport, or ring and heads do not multiply out; prints the equation.
     """
     named = parse(text)
-    found = named.transport.exchange(ranks, named.parameter)
-    fold = found.fold
+    exchange = named.transport.exchange(ranks, named.parameter)
+    fold = exchange.fold
     for what, count in (("query heads", heads), ("K/V heads", kv_heads)):
         if count % fold:
             raise ValueError(
                 f"transport {text!r} gives each of {fold} ranks an equal share of the heads, but "
                 f"{count} {what} / {fold} ranks = {count / fold:.4g}"
             )
-    return found
+    return exchange
 
 
 def searched(ranks: int, heads: int, kv_heads: int) -> list[str]:
     """Lists the transports that the tuner tries on a ring of ``ranks`` with these heads."""
-    found = []
-    for name, one in TRANSPORTS.items():
+    fitting = []
+    for name, transport in TRANSPORTS.items():
         divisors = [f"{name}:{n}" for n in range(2, ranks) if ranks % n == 0]
-        for text in {"name": [name], "divisors": divisors, "never": []}[one.searched]:
+        for text in {"name": [name], "divisors": divisors, "never": []}[transport.searched]:
             with suppress(ValueError):  # it does not fit
                 plan(text, ranks, heads, kv_heads)
-                found.append(text)
-    return found
+                fitting.append(text)
+    return fitting

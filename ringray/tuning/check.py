@@ -148,22 +148,22 @@ def entries(text: str | bytes) -> list[dict[str, Any]]:
         read = TableFile.model_validate_json(text)
     except ValidationError as error:
         raise ValueError(_said(error)) from None
-    return [one.model_dump(exclude_unset=True) for one in read.entries]
+    return [entry.model_dump(exclude_unset=True) for entry in read.entries]
 
 
 def _said(error: ValidationError) -> str:
     """Writes the first mistake: entry, field, given, expected."""
     first = error.errors()[0]
     where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    message, given = first["msg"], f"got {first['input']!r:.80}, "
+    message, got = first["msg"], f"got {first['input']!r:.80}, "
     match first["type"]:
         case "value_error":
-            message, given = str(first["ctx"]["error"]), ""
+            message, got = str(first["ctx"]["error"]), ""
         case "json_invalid" | "missing":
-            given = ""
+            got = ""
         case "extra_forbidden":
-            known = _PARTS[first["loc"][-2]].model_fields
-            message, given = f"unknown field, expected some of {', '.join(known)}", ""
+            valid = _PARTS[first["loc"][-2]].model_fields
+            message, got = f"unknown field, expected some of {', '.join(valid)}", ""
         case _:
             message = message.replace("Input should be", "expected")
-    return f"{where}: {given}{message}" if where else f"{given}{message}"
+    return f"{where}: {got}{message}" if where else f"{got}{message}"

@@ -54,34 +54,34 @@ def strategy(
     for another one are not used. The backward walk is chosen together with the transport.
     """
     asked = {"partition": partition, "transport": transport, "backward": backward}
-    given = {name: value for name, value in asked.items() if value != "auto"}
+    named = {name: value for name, value in asked.items() if value != "auto"}
     chosen: dict[str, Any] = {}
-    said = []
+    sources = []
     cut = {"backend": backend, "blocks": blocks}
     try:
         if off():
             raise UserError("RINGRAY_TUNED=0")
-        known = tuned.table()
+        table = tuned.table()
     except UserError as error:
-        return _settled(given, chosen, cut, [f"default: {error}"])
+        return _settled(named, chosen, cut, [f"default: {error}"])
     if "auto" in (partition, transport):
-        entry, why = known.find("strategy", wanted.strategy, place)
-        choice = entry.choice if entry else given
-        clash = [f"{name}={choice.get(name)}" for name in given if choice.get(name) != given[name]]
+        entry, why = table.find("strategy", wanted.strategy, place)
+        choice = entry.choice if entry else named
+        clash = [f"{name}={choice.get(name)}" for name in named if choice.get(name) != named[name]]
         if clash:
             entry, why = None, f"tuned with {', '.join(clash)}"
         chosen = dict(entry.choice) if entry else {}
-        said.append(f"strategy: {why if entry else f'default ({why})'}")
+        sources.append(f"strategy: {why if entry else f'default ({why})'}")
     if transport != "auto":
         chosen.pop("backward", None)
     if blocks is not None:
-        return _settled(given, chosen, cut, said)
-    found = _cut(chosen, backend, backend_open)
-    if found is None:
-        entry, why = known.find("kernel", wanted.kernel, place)
-        found = _cut(entry.choice, backend, backend_open) if entry else None
-        said.append(f"backend and blocks: {why if found else f'default ({why})'}")
-    return _settled(given, chosen, found or cut, said)
+        return _settled(named, chosen, cut, sources)
+    tuned_cut = _cut(chosen, backend, backend_open)
+    if tuned_cut is None:
+        entry, why = table.find("kernel", wanted.kernel, place)
+        tuned_cut = _cut(entry.choice, backend, backend_open) if entry else None
+        sources.append(f"backend and blocks: {why if tuned_cut else f'default ({why})'}")
+    return _settled(named, chosen, tuned_cut or cut, sources)
 
 
 def _cut(choice: dict[str, Any], backend: str, backend_open: bool) -> dict[str, Any] | None:
@@ -95,11 +95,11 @@ def _cut(choice: dict[str, Any], backend: str, backend_open: bool) -> dict[str, 
 
 
 def _settled(
-    given: dict[str, str], chosen: dict[str, Any], cut: dict[str, Any], said: list[str]
+    named: dict[str, str], chosen: dict[str, Any], cut: dict[str, Any], sources: list[str]
 ) -> Strategy:
-    names = {**tuned.DEFAULTS, "backward": "auto", **given}
+    names = {**tuned.DEFAULTS, "backward": "auto", **named}
     names |= {name: chosen[name] for name in names if name in chosen}
-    return Strategy(**names, **cut, source="; ".join(said))
+    return Strategy(**names, **cut, source="; ".join(sources))
 
 
 def off() -> bool:
@@ -129,12 +129,12 @@ def for_process(
 
     Looks each problem up and logs it once, so that ranks agree although a table changes.
     """
-    found = strategy(
+    chosen = strategy(
         wanted, tuned.here(device), partition=partition, transport=transport, backward=backward,
         backend=backend, backend_open=backend_open,
     )  # fmt: skip
-    logger.info("ring_attention: %s", found)
-    return found
+    logger.info("ring_attention: %s", chosen)
+    return chosen
 
 
 def tuned_strategy(

@@ -156,7 +156,7 @@ class Table:
     def put(self, entry: Entry) -> None:
         """Adds an entry; the younger of two with the same place and bucket stays."""
         rivals = self._by.setdefault((entry.use, entry.bucket), [])
-        same = next((one for one in rivals if one.place == entry.place), None)
+        same = next((rival for rival in rivals if rival.place == entry.place), None)
         if same is not None:
             if same.when > entry.when:
                 return
@@ -179,11 +179,11 @@ class Table:
 
 def _differing(theirs: Place, ours: Place) -> str:
     parts = []
-    for one in fields(Place):
-        there, now = getattr(theirs, one.name), getattr(ours, one.name)
+    for item in fields(Place):
+        there, now = getattr(theirs, item.name), getattr(ours, item.name)
         if there != now:
-            short = 12 if one.name == "kernels" else 60
-            parts.append(f"{one.name} ({str(there)[:short]}, now {str(now)[:short]})")
+            short = 12 if item.name == "kernels" else 60
+            parts.append(f"{item.name} ({str(there)[:short]}, now {str(now)[:short]})")
     return " and ".join(parts)
 
 
@@ -231,8 +231,8 @@ def read(path: Path) -> list[Entry]:
         if len(raw) > _LARGEST:
             raise ValueError(f"larger than {_LARGEST >> 20} MiB")
         return [
-            Entry(**one | {"place": Place(**one["place"]), "bucket": Bucket(**one["bucket"])})
-            for one in check.entries(raw)
+            Entry(**entry | {"place": Place(**entry["place"]), "bucket": Bucket(**entry["bucket"])})
+            for entry in check.entries(raw)
         ]
     except OSError as error:
         raise UserError(f"{path}: {reason_of(error)}") from None
