@@ -36,9 +36,8 @@ _GAIN = 0.005  # of the step; if less is lost, nothing is gained by other transp
 _MATTERS = 0.1  # of the step, from which a loss limits it
 _SPLIT = ("heads", "kv_heads", "intermediate")  # of a model, by TP
 # What layers keep, and rows of the MLP at once: the fastest first.
-_WAYS: tuple[dict[str, Any], ...] = (
-    {"kept": "all", "mlp_rows": None}, {"kept": "all"}, {"kept": "attention"}, {"kept": "input"},
-)  # fmt: skip
+_WAYS: list[dict[str, Any]] = [{"kept": some} for some in transformer.KEPT]
+_WAYS.insert(0, {"kept": "all", "mlp_rows": None})
 
 
 @dataclass(frozen=True)
@@ -65,13 +64,11 @@ class Wish:
     def attention(self, degrees: Degrees, **chosen: Any) -> TrialConfig:
         """Returns the attention of one layer and micro-batch on one ring."""
         model, tp = self.model, degrees.tp
-        fields: dict[str, Any] = {
-            "ring_size": degrees.cp, "dtype": self.dtype, "seq_len": self.context,
-            "heads": model.heads // tp, "kv_heads": model.kv_heads // tp,
-            "head_dim": model.head_dim, "backward": BACKWARDS[0],
-            "device": "cpu" if self.on.shares_cores else "cuda", "repeats": 5,
-        }  # fmt: skip
-        return cost_model.causal_pass(**(fields | chosen))
+        ring = {"ring_size": degrees.cp, "seq_len": self.context, "head_dim": model.head_dim}
+        heads = {"heads": model.heads // tp, "kv_heads": model.kv_heads // tp, "repeats": 5}
+        device = "cpu" if self.on.shares_cores else "cuda"
+        usual = {"dtype": self.dtype, "backward": BACKWARDS[0], "device": device}
+        return cost_model.causal_pass(**(ring | heads | usual | chosen))
 
     def cost(self, degrees: Degrees, config: TrialConfig) -> Cost:
         """Returns the cost of ``config`` on one of the rings."""
@@ -129,31 +126,28 @@ def possible(wish: Wish) -> list[Degrees]:
         most = min(number, on.ranks)
         return (n for n in range(1, most + 1) if number % n == 0 and wish.fixed.get(name, n) == n)
 
-    found = []
+    fitting = []
     for tp, pp, dp in itertools.product(*map(choices, ("tp", "pp", "dp"))):
-        cp, left = divmod(on.ranks, tp * pp * dp)
-        fits = cp and not left and wish.fixed.get("cp", cp) == cp
+        cp, remaining = divmod(on.ranks, tp * pp * dp)
+        fits = cp and not remaining and wish.fixed.get("cp", cp) == cp
         if (
             fits
             and cp <= min(wish.context, LARGEST)
             and not any(getattr(model, of) % tp for of in _SPLIT)
         ):
-            found.append(Degrees(dp, cp, tp, pp))
-    if not found:
-        given = ", ".join(f"--{name} {n}" for name, n in wish.fixed.items())
-        raise UserError(f"{given or f'--on {on}'}: cannot be; {rules}")
-    return found
+            fitting.append(Degrees(dp, cp, tp, pp))
+    if not fitting:
+        asked = ", ".join(f"--{name} {n}" for name, n in wish.fixed.items())
+        raise UserError(f"{asked or f'--on {on}'}: cannot be; {rules}")
+    return fitting
 
 
 def _proposal(wish: Wish, degrees: Degrees, config: TrialConfig) -> Proposal | None:
     """Returns the first way to keep activations that fits into memory, None if none does."""
-    both = wish.cost(degrees, config)
+    both, exchanged = wish.cost(degrees, config), transformer.exchanged(config)
     for way in _WAYS:
-        training = wish.training(way)
-        memory = transformer.memory(
-            wish.model, degrees, training, both.peak_memory_bytes,
-            exchanged=transformer.exchanged(config),
-        )  # fmt: skip
+        training = replace(wish.training(way), exchanged=exchanged)
+        memory = transformer.memory(wish.model, degrees, training, both.peak_memory_bytes)
         if memory.total <= wish.room:
             forward = wish.cost(degrees, replace(config, direction="forward"))
             time = transformer.step(wish.model, degrees, training, wish.on, forward, both)
@@ -166,21 +160,21 @@ def _exchanges(wish: Wish, degrees: Degrees) -> list[str]:
     Their number, if they need one, is the size of a node's part of the ring."""
     part = min(degrees.cp, max(1, wish.on.per_node // degrees.tp))
     heads = degrees.cp, wish.model.heads // degrees.tp, wish.model.kv_heads // degrees.tp
-    found = {}
-    for name, one in transport.TRANSPORTS.items():
-        text = {"name": name, "divisors": f"{name}:{part}"}.get(one.searched)
+    folds = {}
+    for name, entry in transport.TRANSPORTS.items():
+        text = {"name": name, "divisors": f"{name}:{part}"}.get(entry.searched)
         with suppress(ValueError):  # does not fit
             if text and (text == name or 1 < part < degrees.cp):
-                found[text] = transport.plan(text, *heads).fold
-    return sorted(found, key=lambda text: -found[text])
+                folds[text] = transport.plan(text, *heads).fold
+    return sorted(folds, key=lambda text: -folds[text])
 
 
 def _carried(wish: Wish, degrees: Degrees) -> Proposal | None:
     """Returns the proposal with the best transport, None if none fits into memory; tries more only
     while there is something to gain."""
     config, best = wish.attention(degrees), None
-    for one in _exchanges(wish, degrees):
-        other = _proposal(wish, degrees, replace(config, transport=one))
+    for name in _exchanges(wish, degrees):
+        other = _proposal(wish, degrees, replace(config, transport=name))
         best = min(filter(None, (best, other)), key=_seconds, default=None)
         if best and best.time.ring + best.time.again < _GAIN * _seconds(best):
             break
@@ -200,8 +194,8 @@ def _walks(wish: Wish, best: Proposal) -> Proposal:
     return best
 
 
-def _seconds(one: Proposal) -> float:
-    return one.time.total
+def _seconds(proposal: Proposal) -> float:
+    return proposal.time.total
 
 
 def _bound(wish: Wish, degrees: Degrees) -> float:
@@ -224,19 +218,19 @@ def advise(wish: Wish, top: int = 3) -> list[Proposal]:
         UserError: degrees do not multiply out, or nothing fits into memory.
     """
     bounds = {degrees: _bound(wish, degrees) for degrees in possible(wish)}
-    found: list[Proposal] = []
+    best_first: list[Proposal] = []
     for degrees in sorted(bounds, key=bounds.__getitem__):
-        last = _seconds(found[top - 1]) if len(found) >= top else math.inf
+        last = _seconds(best_first[top - 1]) if len(best_first) >= top else math.inf
         if bounds[degrees] > last:
             break
         if needed(wish, degrees, 0).total > wish.room:
             continue
         best = _carried(wish, degrees)
         if best and _seconds(best) - best.time.ring < last:
-            found = sorted([*found, _walks(wish, best)], key=_seconds)
-    if not found:
+            best_first = sorted([*best_first, _walks(wish, best)], key=_seconds)
+    if not best_first:
         raise _too_large(wish)
-    return found[:top]
+    return best_first[:top]
 
 
 def needed(wish: Wish, degrees: Degrees, attention: float | None = None) -> RankMemory:
@@ -264,7 +258,7 @@ def smallest_ring(wish: Wish) -> Proposal:
 
 def _too_large(wish: Wish) -> UserError:
     """Returns the error with the layout that needs least, and what would help."""
-    every = ((one, needed(wish, one)) for one in possible(wish))
+    every = ((degrees, needed(wish, degrees)) for degrees in possible(wish))
     best, held = min(every, key=lambda pair: pair[1].total)
     parts = dict(vars(held))
     helps = {
@@ -302,7 +296,8 @@ def max_context(wish: Wish) -> Reach:
         raise UserError(f"--max-context: the entry of {wish.on.name} has no `memory`, in bytes")
     sequences = wish.fixed.get("dp", 1)
     wish = replace(wish, sequences=sequences, context=wish.on.ranks * _UNIT)
-    best = max((_longest(wish, degrees) for degrees in possible(wish)), key=lambda one: one.context)
+    reaches = (_longest(wish, degrees) for degrees in possible(wish))
+    best = max(reaches, key=lambda reach: reach.context)
     if not best.context:
         raise _too_large(wish)
     return best

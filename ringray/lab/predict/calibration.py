@@ -44,9 +44,9 @@ def folder() -> Path:
 def versions(device: Device) -> dict[str, str]:
     """Returns what a measurement on ``device`` depends on: hardware, versions, sources."""
     parts = _here()
-    found = {"device": device, **parts["hardware"], **parts["versions"]}
-    found["gpus"] = ", ".join(found["gpus"])
-    return {name: str(x) for name, x in found.items()} | {"kernels": parts["kernels"][:_DIGITS]}
+    values = {"device": device, **parts["hardware"], **parts["versions"]}
+    values["gpus"] = ", ".join(values["gpus"])
+    return {name: str(x) for name, x in values.items()} | {"kernels": parts["kernels"][:_DIGITS]}
 
 
 def _here() -> dict[str, Any]:
@@ -92,12 +92,12 @@ def write(fields: Mapping[str, Any], device: Device) -> Path:
     return _kept(place, json.dumps({LOCAL: whole}, indent=1))
 
 
-def write_links(found: ClusterLinks) -> Path:
+def write_links(links: ClusterLinks) -> Path:
     """Writes the links of a cluster over its older ones, and returns their file; raises OSError if
     it cannot be written."""
-    cluster = sorted([node.name, dict(node.environment)] for node in found.nodes)
+    cluster = sorted([node.name, dict(node.environment)] for node in links.nodes)
     place = folder() / f"{_LINKS}-{_digest(cluster)}.json"
-    return _kept(place, found.model_dump_json(indent=1))
+    return _kept(place, links.model_dump_json(indent=1))
 
 
 def _kept(place: Path, text: str) -> Path:
@@ -113,15 +113,16 @@ def _linked(on: Fleet) -> Fleet:
     files = folder().glob(f"{_LINKS}-*.json") if on.nodes > 1 else ()
     for place in sorted(files, key=_modified, reverse=True):
         try:
-            found = ClusterLinks.model_validate_json(place.read_bytes())
+            links = ClusterLinks.model_validate_json(place.read_bytes())
         except (OSError, ValidationError) as error:
             raise UserError(f"{place} holds no links that can be read; remove it") from error
         covers, device = covering(on), "cpu" if on.shares_cores else "cuda"
-        there = [node.environment for node in found.nodes if node.lost is None]
-        link = found.link(on.hardware)
-        if link and on.nodes <= len(there) and all(covers(one, device) for one in there):
-            said = f"links between nodes measured {found.measured} on {len(there)} nodes"
-            return replace(on, hardware=on.hardware.model_copy(update={"outer": link}), linked=said)
+        there = [node.environment for node in links.nodes if node.lost is None]
+        link = links.link(on.hardware)
+        if link and on.nodes <= len(there) and all(covers(had, device) for had in there):
+            linked = f"links between nodes measured {links.measured} on {len(there)} nodes"
+            hardware = on.hardware.model_copy(update={"outer": link})
+            return replace(on, hardware=hardware, linked=linked)
     return on
 
 
@@ -150,9 +151,9 @@ def fleet(text: str) -> Fleet:
 def _local() -> Hardware:
     devices: tuple[Device, ...] = ("cuda", "cpu") if provenance.hardware()["gpus"] else ("cpu",)
     tried = [find(device) for device in devices]
-    for found, _ in tried:
-        if found is not None:
-            return found
+    for hardware, _ in tried:
+        if hardware is not None:
+            return hardware
     raise UserError(f"{LOCAL}: {tried[0][1]}")
 
 

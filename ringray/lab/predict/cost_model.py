@@ -20,7 +20,8 @@ from ringray.instruments.hops import Span
 from ringray.lab.predict import peak_memory, rates, ring_time
 from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.peak_memory import Sizes
-from ringray.lab.predict.ring_time import PassWork
+from ringray.lab.predict.ring_time import RingWork
+from ringray.lab.predict.simulator import PassWork
 from ringray.lab.trial.config import TrialConfig, shuffled
 from ringray.traffic import geometry, hulls, tree, walk
 from ringray.traffic.geometry import Layout
@@ -30,6 +31,7 @@ from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
 
 _AT_ONCE, _CELLS = 256, 1 << 17  # problems predicted at once, and pairs of ranks of all of them
+_PassFlops = tuple[tuple[Pass, int], ...]  # of a visible pair, by pass
 _MESSAGES_HELD = 4  # outputs of a step of decoding that live at once: parts, their merge, messages
 
 
@@ -131,15 +133,15 @@ def _costs(
 ) -> list[Cost]:
     """Returns the costs of configs that walk alike."""
     first, fold, visible = configs[0], exchange.fold, walks.forward.visible
-    sizes, works = _sizes(configs, exchange, on), _works(configs, exchange, walks)
-    exchanged_bytes, messages = _heads_for_rows(configs, fold)
+    trial, messages = _trial(configs, exchange, walks, on)
+    sizes, exchanged_bytes = trial.sizes, trial.exchanged_bytes
     flops, sent_bytes, pairs = 0, hulls.exact(exchanged_bytes), hulls.exact(visible.sum((0, 1)))
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
-    for work in works:
+    for work in trial.passes:
         flops += pairs * work.pair_flops * fold
         sent_bytes += work.moved.sent(work.which).bytes(work.weights) * fold
         messages += walks.tensors(work.which) * groups * fold
-    time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on)
+    time = ring_time.of_trial(trial, on)
     peak = peak_memory.peak(sizes, exchange, walks, backward=first.has_backward)
     work = walks.forward.route.by_rank(visible).sum(1)
     outer_bytes = hulls.exact(np.rint(time.outer_bytes).astype(np.int64))
@@ -149,7 +151,7 @@ def _costs(
         messages=messages,
         peak_memory_bytes=hulls.exact(np.asarray(peak, np.int64)),
         balance=work.mean(0) / work.max(0),
-        **_times(time.seconds, time.spread),
+        **times(time.seconds, time.spread),
         exposed_ms=time.exposed * 1e3,
         inner_bytes=sent_bytes - outer_bytes,
         outer_bytes=outer_bytes,
@@ -164,11 +166,8 @@ def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]
     on = _seated(config, on)
     exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
     walks = choose_walks(config, exchange)
-    sizes, works = _sizes([config], exchange, on), _works([config], exchange, walks)
-    exchanged_bytes, _ = _heads_for_rows([config], exchange.fold)
-    ranks = range(min(walks.forward.route.ranks, most))
-    time = ring_time.of_trial(works, sizes, exchange, walks, exchanged_bytes, on, record=ranks)
-    return time.spans
+    trial, _ = _trial([config], exchange, walks, on)
+    return ring_time.of_trial(trial, on, range(min(walks.forward.route.ranks, most))).spans
 
 
 def _seated(config: TrialConfig, on: Fleet) -> Fleet:
@@ -178,12 +177,19 @@ def _seated(config: TrialConfig, on: Fleet) -> Fleet:
     return replace(on, order=shuffled(config.ring_size, config.seed))
 
 
-def _times(seconds: Number, spread: Number) -> dict[str, Number]:
-    return {
-        "time_ms": seconds * 1e3,
-        "low_ms": seconds * 1e3 / (1 + spread),
-        "high_ms": seconds * 1e3 * (1 + spread),
-    }
+def times(seconds: Number, spread: Number) -> dict[str, Number]:
+    """Returns the fields of a cost that hold its time."""
+    ms, factor = seconds * 1e3, 1 + spread
+    return {"time_ms": ms, "low_ms": ms / factor, "high_ms": ms * factor}
+
+
+def _trial(
+    configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks, on: Fleet
+) -> tuple[RingWork, int]:
+    """Returns the work of configs that walk alike, and the messages of the exchange of heads."""
+    passes, sizes = _works(configs, exchange, walks), _sizes(configs, exchange, on)
+    exchanged_bytes, messages = _heads_for_rows(configs, exchange.fold)
+    return RingWork(passes, sizes, exchange, walks, exchanged_bytes), messages
 
 
 def _works(configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks) -> list[PassWork]:
@@ -209,9 +215,8 @@ def _pair_flops(config: TrialConfig, heads: Number) -> list[tuple[Pass, Number]]
     """Returns FLOPs of a visible pair, all ``heads`` of the batch, in each pass: products over the
     head dim of Q and K, and over that of V; of each one forward, three and two backward."""
     of_keys, of_values = (2 * dim * heads for dim in (config.head_dim, config.value_dim))
-    both: list[tuple[Pass, Number]] = [
-        ("forward", of_keys + of_values), ("backward", 3 * of_keys + 2 * of_values)
-    ]  # fmt: skip
+    forward, backward = of_keys + of_values, 3 * of_keys + 2 * of_values
+    both: list[tuple[Pass, Number]] = [("forward", forward), ("backward", backward)]
     return both[: 1 + config.has_backward]
 
 
@@ -228,12 +233,12 @@ def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
     seen = min(rows, config.visible)  # keys
     known = rates.find(hardware, config.dtype, config.head_dim, "forward")
     rate = ring_time.speedup(on, config.threads, ranks)
-    compute = max(flops / ranks / known.full[-1], seen * key_row / hardware.memory_bandwidth) / rate
+    reading = seen * key_row / hardware.memory_bandwidth
+    compute = max(flops / ranks / known.full[-1], reading) / rate
     if hardware.cores is not None:
         compute *= max(1.0, min(ranks, on.per_node) * config.threads / hardware.cores)
-    sends = [
-        (rank, one.peer) for rank in range(ranks) for one in tree.meetings(ranks, rank) if one.sends
-    ]
+    meetings = [(rank, meeting) for rank in range(ranks) for meeting in tree.meetings(ranks, rank)]
+    sends = [(rank, meeting.peer) for rank, meeting in meetings if meeting.sends]
     outer = sum(on.node(rank) != on.node(peer) for rank, peer in sends) * message
     link = hardware.outer if outer else hardware.inner
     steps = max(len(tree.meetings(ranks, rank)) for rank in range(ranks))
@@ -245,7 +250,7 @@ def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
         messages=len(sends),
         peak_memory_bytes=rows * key_row + inputs + _MESSAGES_HELD * message,
         balance=config.seq_len / ranks / rows,
-        **_times(hardware.op + compute + waiting, hardware.spread),
+        **times(hardware.op + compute + waiting, hardware.spread),
         exposed_ms=waiting * 1e3,
         inner_bytes=len(sends) * message - outer,
         outer_bytes=outer,
@@ -266,16 +271,15 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
 
 @lru_cache(maxsize=1 << 14)  # the strategies of a problem have one baseline
 def _alone_s(
-    mask: Mask, dtype: str, head_dim: int, pair_flops: tuple[tuple[Pass, int], ...], threads: int,
-    on: Fleet,
-) -> float:  # fmt: skip
+    mask: Mask, dtype: str, head_dim: int, flops: _PassFlops, threads: int, on: Fleet
+) -> float:
     hardware, total = on.hardware, 0.0
     visible = float(geometry.total_visible(mask))
     rows, pairs = np.full(1, float(mask.seq_len)), np.full(1, visible)
     crowded = max(1.0, threads / (hardware.cores or math.inf))
-    for which, flops in pair_flops:
+    for which, pair_flops in flops:
         curve = rates.find(hardware, dtype, head_dim, which)
-        (seconds,) = curve.seconds(flops * pairs, rows, rows, pairs)
+        (seconds,) = curve.seconds(pair_flops * pairs, rows, rows, pairs)
         call = float(seconds) / ring_time.speedup(on, threads, 1) + hardware.call
         total += call * crowded + ring_time.overhead(on, 1)
     return total

@@ -55,18 +55,18 @@ def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
         return on
     seen = random.Random(0).sample(seen, min(len(seen), _MOST_TRIALS))
     even = replace(on, noise=None)  # as the trials ran
-    found, before = even, _errors(even, seen)
+    now, before = even, _errors(even, seen)
     for _ in range(_ROUNDS):
-        found = replace(even, hardware=_scaled(found, _factors(found, seen)))
-    after = _errors(found, seen)
+        now = replace(even, hardware=_scaled(now, _factors(now, seen)))
+    after = _errors(now, seen)
     if statistics.median(after) >= statistics.median(before):
         return on
     spread = min(float(np.expm1(np.quantile(after, _INTERVAL))), 2.0)
     if on.hardware.measured is not None:
         spread = max(spread, on.hardware.spread)
-    curves = _doubted(found, seen, max(0.0, on.hardware.spread - spread))
+    curves = _doubted(now, seen, max(0.0, on.hardware.spread - spread))
     update = {"spread": spread, "fitted": len(seen), "attention": curves}
-    return replace(on, hardware=found.hardware.model_copy(update=update))
+    return replace(on, hardware=now.hardware.model_copy(update=update))
 
 
 def _comparable(config: TrialConfig) -> bool:
@@ -89,18 +89,19 @@ def _where(one: MeasuredTrial, on: Fleet) -> Fleet:
 
 def _errors(on: Fleet, seen: Sequence[MeasuredTrial]) -> list[float]:
     """Returns the logarithm of each error, which has no sign."""
-    times = (cost_model.predict(one.config, _where(one, on)).time_ms / 1e3 for one in seen)
-    return [abs(float(np.log(one.seconds / time))) for one, time in zip(seen, times, strict=True)]
+    times = (cost_model.predict(trial.config, _where(trial, on)).time_ms / 1e3 for trial in seen)
+    pairs = zip(seen, times, strict=True)
+    return [abs(float(np.log(trial.seconds / time))) for trial, time in pairs]
 
 
 def _factors(on: Fleet, seen: Sequence[MeasuredTrial]) -> dict[Part, float]:
     """Returns the factors of the seconds of each part."""
-    parts = [_parts(one.config, _where(one, on)) for one in seen]
+    parts = [_parts(trial.config, _where(trial, on)) for trial in seen]
     names = sorted({name for some in parts for name in some}, key=str)
     predicted = np.array([sum(some.values()) for some in parts])
     shares = np.array([[some.get(name, 0.0) for name in names] for some in parts])
     shares /= predicted[:, None]
-    longer = np.array([one.seconds for one in seen]) / predicted
+    longer = np.array([trial.seconds for trial in seen]) / predicted
     explained = np.full_like(longer, np.median(longer))
     trust, factors = _TRUST * np.eye(len(names)), np.ones(len(names))
     for _ in range(_REWEIGHTED):
@@ -115,18 +116,18 @@ def _factors(on: Fleet, seen: Sequence[MeasuredTrial]) -> dict[Part, float]:
 
 def _parts(config: TrialConfig, on: Fleet) -> dict[Part, float]:
     """Returns the predicted seconds of each part of a trial."""
-    found: dict[Part, float] = {}
+    seconds: dict[Part, float] = {}
     whole = cost_model.predict(config, on)
-    left = whole.time_ms - whole.exposed_ms
-    found["outer" if whole.outer_bytes else "inner"] = whole.exposed_ms / 1e3
+    computing = whole.time_ms - whole.exposed_ms
+    seconds["outer" if whole.outer_bytes else "inner"] = whole.exposed_ms / 1e3
     if config.has_backward:
         forward = cost_model.predict(replace(config, direction="forward"), on)
-        back = max(0.0, left - (forward.time_ms - forward.exposed_ms))
-        found[_curve(config, on, "backward")] = back / 1e3
-        left -= back
+        back = max(0.0, computing - (forward.time_ms - forward.exposed_ms))
+        seconds[_curve(config, on, "backward")] = back / 1e3
+        computing -= back
     part = _curve(config, on, "forward")
-    found[part] = found.get(part, 0.0) + left / 1e3
-    return found
+    seconds[part] = seconds.get(part, 0.0) + computing / 1e3
+    return seconds
 
 
 def _curve(config: TrialConfig, on: Fleet, direction: Direction) -> Part:
@@ -138,12 +139,12 @@ def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
     """Returns the entry whose parts take so many times as long; curves that no trial used take the
     median of the others of their direction. Links between nodes that were measured stay."""
     hardware, curves = on.hardware, []
-    for one in hardware.attention:
-        known = [x for part, x in factors.items() if part[2:] == (one.direction,)]
-        usual = statistics.median(known) if known else 1.0
-        factor = factors.get((one.dtype, one.head_dim, one.direction), usual)
-        rate = {rows: rate / factor for rows, rate in one.rates.items()}
-        curves.append(one.model_copy(update={"rates": rate}))
+    for curve in hardware.attention:
+        same_way = [x for part, x in factors.items() if part[2:] == (curve.direction,)]
+        usual = statistics.median(same_way) if same_way else 1.0
+        factor = factors.get((curve.dtype, curve.head_dim, curve.direction), usual)
+        rate = {rows: rate / factor for rows, rate in curve.rates.items()}
+        curves.append(curve.model_copy(update={"rates": rate}))
 
     def slower(was: Link, by: float) -> Link:
         return Link(bandwidth=was.bandwidth / by, latency=was.latency * by, ranks=was.ranks)
@@ -153,18 +154,18 @@ def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
     return hardware.model_copy(update={"attention": tuple(curves), "inner": inner, "outer": outer})
 
 
-def _doubted(on: Fleet, seen: Sequence[MeasuredTrial], more: float) -> tuple[Curve, ...]:
+def _doubted(on: Fleet, seen: Sequence[MeasuredTrial], beyond: float) -> tuple[Curve, ...]:
     """Returns the curves of ``on``, as sure as the fit at the rows of its trials; elsewhere with
     ``more`` spread, as before it."""
     of_trials: dict[Part, list[int]] = {}
-    for one in seen:
-        for part in _parts(one.config, _where(one, on)):
-            of_trials.setdefault(part, []).append(cost_model.rows(one.config))
-    found = []
+    for trial in seen:
+        for part in _parts(trial.config, _where(trial, on)):
+            of_trials.setdefault(part, []).append(cost_model.rows(trial.config))
+    curves = []
     for curve in on.hardware.attention:
-        doubt = {1: more}
+        doubt = {1: beyond}
         if rows := of_trials.get((curve.dtype, curve.head_dim, curve.direction)):
             first, last = min(rows), max(rows)
-            doubt = {max(1, first // 2): more, first: 0.0, last: 0.0, 2 * last: more}
-        found.append(curve.model_copy(update={"doubt": doubt}))
-    return tuple(found)
+            doubt = {max(1, first // 2): beyond, first: 0.0, last: 0.0, 2 * last: beyond}
+        curves.append(curve.model_copy(update={"doubt": doubt}))
+    return tuple(curves)

@@ -54,54 +54,55 @@ class ClusterLinks(BaseModel):
 
     def of(self, device: str) -> list[NodePair]:
         """Returns the pairs that were measured by messages of ``device``."""
-        return [one for one in self.pairs if one.error is None and one.device == device]
+        return [pair for pair in self.pairs if pair.error is None and pair.device == device]
 
     def problems(self) -> Iterator[str]:
         """Yields a sentence for each node and pair that was not measured."""
         names = [node.name for node in self.nodes]
         yield from (f"{node.name}: {node.lost}" for node in self.nodes if node.lost)
-        for one in self.pairs:
-            if one.error and not any(self.nodes[at].lost for at in one.nodes):
-                yield f"{' ↔ '.join(names[at] for at in one.nodes)}: {one.error}"
+        for pair in self.pairs:
+            if pair.error and not any(self.nodes[node].lost for node in pair.nodes):
+                yield f"{' ↔ '.join(names[node] for node in pair.nodes)}: {pair.error}"
 
     def outliers(self) -> Iterator[str]:
         """Yields a sentence for each slow node, then for each slow pair of others: of bandwidth,
         then of latency."""
         for device in ("cuda", "cpu"):
             pairs = self.of(device)
-            rates = {one.nodes: one.bandwidth for one in pairs}
-            answers = {one.nodes: 1 / one.latency for one in pairs}
+            rates = {pair.nodes: pair.bandwidth for pair in pairs}
+            answers = {pair.nodes: 1 / pair.latency for pair in pairs}
             yield from self._slow(rates, _SLOW, "slow to", units.bandwidth)
             yield from self._slow(
                 answers, _LATE, "far from", lambda speed: f"{units.latency(1 / speed)} latency"
             )
 
     def _slow(
-        self, speeds: _Speeds, times: float, word: str, said: Callable[[float], str]
+        self, speeds: _Speeds, times: float, word: str, written: Callable[[float], str]
     ) -> Iterator[str]:
         """Yields what is ``times`` slower than the median of the pairs without slow nodes."""
-        names, left, slow = [node.name for node in self.nodes], speeds, dict[int, str]()
-        while (at := _slowest(left, times)) is not None:
-            slow[at] = said(median(speed for pair, speed in speeds.items() if at in pair))
-            left = _without(left, at)
-        usual = median(left.values()) if left else 0.0
-        for at, mine in slow.items():
-            yield f"{names[at]} is {word} all others: {mine}, the median is {said(usual)}"
-        for (one, other), speed in sorted(left.items(), key=itemgetter(1)):
+        names, others, slow = [node.name for node in self.nodes], speeds, dict[int, str]()
+        while (node := _slowest(others, times)) is not None:
+            slow[node] = written(median(speed for pair, speed in speeds.items() if node in pair))
+            others = _without(others, node)
+        usual = median(others.values()) if others else 0.0
+        for node, mine in slow.items():
+            yield f"{names[node]} is {word} all others: {mine}, the median is {written(usual)}"
+        for (first, second), speed in sorted(others.items(), key=itemgetter(1)):
             if speed * times < usual:
-                yield f"{names[one]} ↔ {names[other]}: {said(speed)}, the median is {said(usual)}"
+                both = f"{names[first]} ↔ {names[second]}"
+                yield f"{both}: {written(speed)}, the median is {written(usual)}"
 
     def link(self, hardware: Hardware) -> Link | None:
         """Returns the link of the node with the slowest usual one, because a ring visits all nodes;
         None if none was measured on such hardware."""
         pairs = self.of("cuda" if hardware.cores is None else "cpu")
-        nodes = {at for one in pairs for at in one.nodes}
+        nodes = {node for pair in pairs for node in pair.nodes}
         if not nodes:
             return None
-        mine = [[one for one in pairs if at in one.nodes] for at in nodes]
+        mine = [[pair for pair in pairs if node in pair.nodes] for node in nodes]
         return Link(
-            bandwidth=min(median_low(one.bandwidth for one in some) for some in mine),
-            latency=max(median_high(one.latency for one in some) for some in mine),
+            bandwidth=min(median_low(pair.bandwidth for pair in some) for some in mine),
+            latency=max(median_high(pair.latency for pair in some) for some in mine),
             ranks=hardware.outer.ranks,
         )
 
@@ -111,15 +112,15 @@ def _slowest(speeds: _Speeds, times: float) -> int | None:
     median of the pairs of others."""
     mine: dict[int, list[float]] = {}
     for pair, speed in speeds.items():
-        for at in pair:
-            mine.setdefault(at, []).append(speed)
-    best = {at: max(some) for at, some in mine.items() if len(some) > 1}
+        for node in pair:
+            mine.setdefault(node, []).append(speed)
+    best = {node: max(some) for node, some in mine.items() if len(some) > 1}
     if not best:
         return None
-    at = min(best, key=best.__getitem__)
-    others = _without(speeds, at).values()
-    return at if others and best[at] * times < median(others) else None
+    worst = min(best, key=best.__getitem__)
+    others = _without(speeds, worst).values()
+    return worst if others and best[worst] * times < median(others) else None
 
 
-def _without(speeds: _Speeds, at: int) -> _Speeds:
-    return {pair: speed for pair, speed in speeds.items() if at not in pair}
+def _without(speeds: _Speeds, node: int) -> _Speeds:
+    return {pair: speed for pair, speed in speeds.items() if node not in pair}

@@ -190,11 +190,11 @@ def _in_blocks(
     bytes_of: Callable[[Floats, Floats], Floats], queries: Floats, keys: Floats
 ) -> Floats:
     """Returns the bytes of all calls, of some ranks at a time, which bounds the memory."""
-    found = np.empty_like(queries)
-    for rank in range(0, len(found), _RANKS_AT_ONCE):
+    bytes_needed = np.empty_like(queries)
+    for rank in range(0, len(bytes_needed), _RANKS_AT_ONCE):
         some = slice(rank, rank + _RANKS_AT_ONCE)
-        found[some] = bytes_of(queries[some], keys[some])
-    return found
+        bytes_needed[some] = bytes_of(queries[some], keys[some])
+    return bytes_needed
 
 
 def _in_steps(
@@ -296,8 +296,8 @@ def _walked_backward(sizes: Sizes, walks: Walks) -> Number:
     computing += table.chunks * weights.chunk
     computing += table.sums * weights.sums
     busy = computing.max((0, 1))
-    kept = _kept_rows(walks) * 2 * sizes.key_row * sizes.itemsize
-    return kept + sizes.backward(busy)
+    kept_bytes = _kept_rows(walks) * 2 * sizes.key_row * sizes.itemsize
+    return kept_bytes + sizes.backward(busy)
 
 
 def _kept_rows(walks: Walks) -> Number:
@@ -312,11 +312,11 @@ def _kept_rows(walks: Walks) -> Number:
 def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[Number, Number]:
     """Returns the peaks of both passes where a few K/V heads of all ranks are gathered at once."""
     rows = sizes.rows
-    given = moved.chunk_rows.sum(0)
-    received = moved.route.by_rank(given).sum(1)
+    handed = moved.chunk_rows.sum(0)
+    received = moved.route.by_rank(handed).sum(1)
     count = np.minimum(heads_at_once, sizes.kv_heads)
     # Some rows of one head lie together, and are sent from where they are.
-    packed = np.where(given < rows, given, 0).sum(1) * (sizes.batch * count > 1)
+    packed = np.where(handed < rows, handed, 0).sum(1) * (sizes.batch * count > 1)
     group = replace(sizes, kv_heads=count, heads=sizes.heads * count // sizes.kv_heads)
     row = 2 * group.key_row  # elements of a gathered position
     next_too = sizes.kv_heads > count
@@ -339,7 +339,7 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[Number,
     busy = np.maximum(coming + joined, joined + coming * next_too + state)
     forward = sizes.inputs + sizes.out + sizes.lse + busy.max(0)
     sums = (received + rows) * row * FP32
-    shares = (received + given.sum(1) + rows) * row * FP32
+    shares = (received + handed.sum(1) + rows) * row * FP32
     # Beside a group of two, the other comes or has left; of more, the next comes as one leaves.
     beside = np.where(sizes.kv_heads > 2 * count, coming + shares, np.maximum(coming, shares))
     busy = np.maximum(
@@ -359,7 +359,7 @@ def _folded(sizes: Sizes, forward: Number, backward: Number, fold: int) -> tuple
     leaving = inputs * (1 + away + packed) + out
     forward = np.maximum(np.maximum(leaving, computing), inputs + forward)
     # The caller's out and dO are other tensors than those that are computed with.
-    kept = inputs + 2 * out
+    kept_bytes = inputs + 2 * out
     narrowing = sizes.gradients + inputs if sizes.narrow else 0
     leaving = np.maximum(narrowing, inputs * (2 + away))
-    return forward, kept + np.maximum(backward, kept + sizes.lse + leaving)
+    return forward, kept_bytes + np.maximum(backward, kept_bytes + sizes.lse + leaving)

@@ -18,6 +18,7 @@ from ringray.lab.predict.peak_memory import MASKED_ROWS
 from ringray.lab.trial.config import TrialConfig
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_] | bool
 
 # More relative spread per doubling beyond the rows that were measured: rates are flat above them
 _BELOW, _ABOVE = 0.5, 0.05
@@ -37,9 +38,8 @@ class Rates:
     doubt: Mapping[int, float] = field(default_factory=dict)
 
     def seconds(
-        self, flops: Floats, queries: Floats, keys: Floats, visible: Floats,
-        stepped: NDArray[np.bool_] | bool = False,
-    ) -> Floats:  # fmt: skip
+        self, flops: Floats, queries: Floats, keys: Floats, visible: Floats, stepped: Bools = False
+    ) -> Floats:
         """Returns seconds of calls that compute ``visible`` pairs of ``queries`` x ``keys`` rows
         with so many FLOPs; 0 where nothing is visible. ``stepped``: the calls whose triangles have
         steps.
@@ -65,14 +65,14 @@ class Rates:
         full ones goes on falling in proportion to rows beyond the last that are known."""
         lost = max(0.0, float(self.full[-1] / rates[-1]) - 1)
         beyond = np.minimum(1.0, np.exp(np.log(self.rows[-1]) - log_rows))
-        found: Floats = self._at(log_rows, rates) * (1 + lost) / (1 + lost * beyond)
-        return found
+        seen: Floats = self._at(log_rows, rates) * (1 + lost) / (1 + lost * beyond)
+        return seen
 
     def _at(self, log_rows: Floats, rates: Floats) -> Floats:
         """Interpolates in logarithms; below the first row, rates fall in proportion to rows."""
-        known = np.log(self.rows)
-        found: Floats = np.exp(np.interp(log_rows, known, np.log(rates)))
-        return found * np.minimum(1.0, np.exp(log_rows - known[0]))
+        log_known = np.log(self.rows)
+        rate: Floats = np.exp(np.interp(log_rows, log_known, np.log(rates)))
+        return rate * np.minimum(1.0, np.exp(log_rows - log_known[0]))
 
     def unknown(self, rows: Floats | float) -> Floats:
         """Returns the relative spread that rows add, outside of the curves or where a fit had no
@@ -96,8 +96,8 @@ def _computed(rows: Floats) -> Floats:
     """Returns pairs that are computed over those that are visible in triangles with steps: of each
     block of rows with a mask, as ``ringray_kernels.cover`` halves them, all pairs."""
     halved = np.ceil(np.log2(np.maximum(rows / MASKED_ROWS, 1.0)))
-    found: Floats = 1 + 1 / 2**halved
-    return found
+    ratio: Floats = 1 + 1 / 2**halved
+    return ratio
 
 
 def _joined(by_kind: Mapping[Kind, Mapping[int, float]], doubt: Mapping[int, float]) -> Rates:
@@ -109,10 +109,9 @@ def _joined(by_kind: Mapping[Kind, Mapping[int, float]], doubt: Mapping[int, flo
         kind = next(kind for kind in kinds if kind in by_kind)
         points = dict(by_kind[kind])
         if kind == _STEPPED:
-            points = {at: rate * float(_computed(np.array(at))) for at, rate in points.items()}
-        known = sorted(points)
-        logs = np.interp(np.log(rows), np.log(known), [math.log(points[at]) for at in known])
-        return np.exp(logs)
+            points = {row: rate * float(_computed(np.array(row))) for row, rate in points.items()}
+        measured, rates = zip(*sorted(points.items()), strict=True)
+        return np.exp(np.interp(np.log(rows), np.log(measured), list(map(math.log, rates))))
 
     return Rates(
         rows,
@@ -133,21 +132,20 @@ def find(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) ->
     if doubt and (used[0].dtype, used[0].head_dim) != (dtype, head_dim):
         doubt = {1: max(doubt.values())}
     return _joined(
-        {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in used},
-        doubt,
+        {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in used}, doubt
     )
 
 
 def curves(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) -> list[Curve]:
     """Returns the curves, of one dtype and head dim, from which those of any other follow."""
-    same = [one for one in hardware.attention if one.direction == direction]
-    known = same or list(hardware.attention)
+    same_way = [curve for curve in hardware.attention if curve.direction == direction]
 
-    def distance(one: Curve) -> tuple[bool, float]:
-        return one.dtype != dtype, abs(math.log(one.head_dim / head_dim))
+    def distance(curve: Curve) -> tuple[bool, float]:
+        return curve.dtype != dtype, abs(math.log(curve.head_dim / head_dim))
 
-    best = min(known, key=distance)
-    return [one for one in known if (one.dtype, one.head_dim) == (best.dtype, best.head_dim)]
+    usable = same_way or hardware.attention
+    best = min(usable, key=distance)
+    return [c for c in usable if (c.dtype, c.head_dim) == (best.dtype, best.head_dim)]
 
 
 def peak_of(on: Fleet, config: TrialConfig) -> float:

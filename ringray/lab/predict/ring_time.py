@@ -18,8 +18,8 @@ from ringray.instruments.hops import Span
 from ringray.lab.predict import peak_memory, rates
 from ringray.lab.predict.hardware import Fleet, Hardware
 from ringray.lab.predict.peak_memory import Sizes
-from ringray.lab.predict.simulator import Cores, Finished, simulate, slowness
-from ringray.traffic.hulls import Number, Pass, Traffic, Weights
+from ringray.lab.predict.simulator import Cores, Finished, PassWork, RingRanks, simulate, slowness
+from ringray.traffic.hulls import Number, Pass
 from ringray.traffic.walk import FP32, Walks
 from ringray.transport import Exchange
 
@@ -29,16 +29,15 @@ _STREAMED = 0.85  # of the bandwidth of memory, that elementwise operations reac
 _RANKS_AT_ONCE = 256  # bounds the memory of large rings
 
 
-class PassWork(NamedTuple):
-    """One pass: its messages, the bytes of a row of them, FLOPs of a visible pair, and the element
-    type and head dim of its calls."""
+class RingWork(NamedTuple):
+    """The work of a ring in one trial. ``sizes``: of one rank's computation. ``exchanged_bytes``:
+    of all ranks in the exchanges of heads for rows around the passes."""
 
-    which: Pass
-    moved: Traffic
-    weights: Weights
-    pair_flops: Number
-    dtype: str
-    head_dim: int
+    passes: list[PassWork]
+    sizes: Sizes
+    exchange: Exchange
+    walks: Walks
+    exchanged_bytes: Number
 
 
 class RingTime(NamedTuple):
@@ -52,36 +51,29 @@ class RingTime(NamedTuple):
     spans: dict[int, list[Span]]
 
 
-def of_trial(
-    works: Sequence[PassWork], sizes: Sizes, exchange: Exchange, walks: Walks,
-    exchanged_bytes: Number, on: Fleet, *, record: Sequence[int] = (),
-) -> RingTime:  # fmt: skip
-    """Returns the time of all passes, one after the other.
-
-    ``sizes``: of one rank's computation. ``exchanged_bytes``: of all ranks in the exchanges of
-    heads for rows around the passes.
-    """
-    ring, hardware = replace(on, stride=on.stride * exchange.fold), on.hardware
+def of_trial(trial: RingWork, on: Fleet, record: Sequence[int] = ()) -> RingTime:
+    """Returns the time of all passes, one after the other."""
+    passes, sizes, exchange, walks, exchanged_bytes = trial
+    fleet, hardware = replace(on, stride=on.stride * exchange.fold), on.hardware
+    ring = RingRanks(fleet, sizes.threads, record)
     ranks = walks.forward.route.ranks
     world = ranks * exchange.fold
-    heads = _heads_for_rows(exchanged_bytes / world, exchange.fold, on, len(works), world)
+    sent = exchanged_bytes / world
+    seconds, outer = _heads_for_rows(sent, exchange.fold, on, len(passes), world)
     now = np.zeros((ranks, *walks.forward.visible.shape[2:]))
     computed = now
-    now = now + heads.seconds + overhead(on, world) * len(works)
-    outer, unknown = heads.outer_bytes * world, np.zeros(())
+    now = now + seconds + overhead(on, world) * len(passes)
+    outer, unknown = outer * world, np.zeros(())
     spans: dict[int, list[Span]] = {rank: [] for rank in record}
-    for work in works:
-        known = rates.find(hardware, work.dtype, work.head_dim, work.which)
-        unknown = np.maximum(unknown, known.unknown(sizes.rows))
+    for work in passes:
+        curves = rates.find(hardware, work.dtype, work.head_dim, work.which)
+        unknown = np.maximum(unknown, curves.unknown(sizes.rows))
         run, calls = simulate, _calls
         if exchange.heads_at_once:
             groups = int(np.max(-(-sizes.kv_heads // exchange.heads_at_once)))  # of all the same
             run, calls = partial(_gathered, groups=groups), _gathering_calls
-        done = run(
-            work.moved, work.which, calls(work, sizes, known, walks, on, world), work.weights, ring,
-            began=now, threads=sizes.threads, record=record,
-        )  # fmt: skip
-        now = done.at
+        done = run(work, calls(work, sizes, curves, walks, on, world), ring, now)
+        now = done.ended
         computed = computed + done.computed
         outer = outer + done.outer_bytes * exchange.fold
         for rank, some in done.spans.items():
@@ -109,29 +101,29 @@ def speedup(on: Fleet, threads: int, ranks: int) -> float:
 
 
 def _calls(
-    work: PassWork, sizes: Sizes, known: rates.Rates, walks: Walks, on: Fleet, world: int
+    work: PassWork, sizes: Sizes, curves: rates.Rates, walks: Walks, on: Fleet, world: int
 ) -> Floats:
     """Returns seconds of the computation of each visit, ``[rank, visit]``."""
     queries_travel = work.which == "backward" and walks.travelling == "queries"
     rows = peak_memory.call_rows(sizes, work.moved, queries_travel=queries_travel)
     visible = work.moved.route.by_rank(work.moved.visible)
     speed = speedup(on, sizes.threads, world)
-    found = np.empty(visible.shape)
+    seconds_of = np.empty(visible.shape)
     # Rows of several sequences are ragged beside those of another rank; among themselves never.
     stepped = peak_memory.later(work.moved) & (sizes.spaced > 1)
-    for rank in range(0, len(found), _RANKS_AT_ONCE):
+    for rank in range(0, len(seconds_of), _RANKS_AT_ONCE):
         some = slice(rank, rank + _RANKS_AT_ONCE)
         queries, keys, pairs = rows[0][some], rows[1][some], visible[some].astype(np.float64)
         flops = pairs * work.pair_flops
-        seconds = known.seconds(flops, queries, keys, pairs, stepped) / speed
+        seconds = curves.seconds(flops, queries, keys, pairs, stepped) / speed
         merging = _merging(work.which, sizes, queries, keys, on.hardware)
         merging[:, 0] = 0.0  # the own chunk comes first
-        found[some] = seconds + (merging + on.hardware.call) * (pairs > 0)
-    return found
+        seconds_of[some] = seconds + (merging + on.hardware.call) * (pairs > 0)
+    return seconds_of
 
 
 def _gathering_calls(
-    work: PassWork, sizes: Sizes, known: rates.Rates, walks: Walks, on: Fleet, world: int
+    work: PassWork, sizes: Sizes, curves: rates.Rates, walks: Walks, on: Fleet, world: int
 ) -> Floats:
     """Returns seconds of the computation of each rank, ``[rank, 1]``, whose queries meet the keys
     of all ranks in one call. Nothing is merged; owners add up the gradients of their keys."""
@@ -140,7 +132,7 @@ def _gathering_calls(
     queries = np.zeros_like(keys) + sizes.rows
     pairs = work.moved.route.by_rank(work.moved.visible).sum(1).astype(np.float64)
     stepped = sizes.spaced > 0
-    seconds = known.seconds(pairs * work.pair_flops, queries, keys, pairs, stepped)
+    seconds = curves.seconds(pairs * work.pair_flops, queries, keys, pairs, stepped)
     seconds = seconds / speedup(on, sizes.threads, world) + on.hardware.call
     if work.which == "backward":
         seconds = seconds + _merging(work.which, sizes, np.zeros_like(keys), keys, on.hardware)
@@ -164,44 +156,35 @@ def _merging(which: Pass, sizes: Sizes, queries: Floats, keys: Floats, on: Hardw
 
 
 def _gathered(
-    moved: Traffic, which: Pass, seconds: Floats, weights: Weights, ring: Fleet, *,
-    began: Floats, threads: int, record: Sequence[int], groups: int,
-) -> Finished:  # fmt: skip
+    work: PassWork, seconds: Floats, ring: RingRanks, began: Floats, groups: int
+) -> Finished:
     """Returns the end of a pass in which each of some groups of heads is gathered while the one
     before is computed: the shorter of both is exposed once. Cores copy messages, too."""
-    still = np.zeros_like(seconds)
-    moving = simulate(
-        moved, which, still, weights, ring, began=began, threads=threads, parts=groups,
-        record=record,
-    )  # fmt: skip
-    slow = slowness(ring, *seconds.shape[:2])
-    work = (seconds * slow.reshape(*slow.shape, *(1 for _ in seconds.shape[2:]))).sum(1)
-    steps = (groups - 1) * (1 + (which == "backward")) * ring.hardware.step
-    computed = Cores(ring, len(work), threads).elapsed(work + steps)
-    moves = moving.at - began
+    moving = simulate(work, np.zeros_like(seconds), ring, began, parts=groups)
+    fleet, slow = ring.fleet, slowness(ring.fleet, *seconds.shape[:2])
+    computing = (seconds * slow.reshape(*slow.shape, *(1 for _ in seconds.shape[2:]))).sum(1)
+    steps = (groups - 1) * (1 + (work.which == "backward")) * fleet.hardware.step
+    computed = Cores(fleet, len(computing), ring.threads).elapsed(computing + steps)
+    moves = moving.ended - began
     busy, links = computed + moving.computed, moves - moving.computed
     ended = began + np.maximum(busy, moves) + np.minimum(busy, links) / groups
-    spans, hop = {}, f"{which}, step 0"
+    spans, hop = {}, f"{work.which}, step 0"
     for rank, some in moving.spans.items():
         first, last = float(began[rank]), float(ended[rank])
         begins = last - float(busy[rank])
-        work_spans = [
-            Span("wait", hop, "", first, begins), Span("compute", hop, "all chunks", begins, last)
-        ]  # fmt: skip
-        spans[rank] = [one for one in some if one.kind == "transfer"] + work_spans
-    return moving._replace(at=ended, computed=computed, spans=spans)
+        waits = Span("wait", hop, "", first, begins)
+        computes = Span("compute", hop, "all chunks", begins, last)
+        spans[rank] = [*(span for span in some if span.kind == "transfer"), waits, computes]
+    return moving._replace(ended=ended, computed=computed, spans=spans)
 
 
-class _Exchange(NamedTuple):
-    seconds: Number
-    outer_bytes: Number
-
-
-def _heads_for_rows(sent: Number, fold: int, on: Fleet, passes: int, world: int) -> _Exchange:
-    """Returns the exchanges of ``sent`` bytes of a rank among ``fold`` neighbouring ranks, there
-    and back in each pass."""
+def _heads_for_rows(
+    sent: Number, fold: int, on: Fleet, passes: int, world: int
+) -> tuple[Number, Number]:
+    """Returns seconds of the exchanges of ``sent`` bytes of a rank among ``fold`` neighbouring
+    ranks, there and back in each pass, and the bytes between nodes."""
     if fold == 1:
-        return _Exchange(sent * 0, sent * 0)
+        return sent * 0, sent * 0
     inner, outer = on.hardware.inner, on.hardware.outer
     nodes = np.array([on.node(rank) for rank in range(world)]).reshape(-1, fold)
     near = ((nodes[:, :, None] == nodes[:, None, :]).sum(2) - 1) / (fold - 1)  # shares, by rank
@@ -213,4 +196,4 @@ def _heads_for_rows(sent: Number, fold: int, on: Fleet, passes: int, world: int)
         swap = hardware.step + (fold - 1) * hardware.message
         work = sent * hardware.copying + 2 * passes * swap
         seconds += Cores(on, world).elapsed(np.stack([work] * world))[0]
-    return _Exchange(seconds, sent * (1 - near.mean()))
+    return seconds, sent * (1 - near.mean())

@@ -23,18 +23,39 @@ from numpy.typing import NDArray
 
 from ringray.instruments.hops import Span
 from ringray.lab.predict.hardware import Fleet
-from ringray.traffic.hulls import Pass, Traffic, Weights
+from ringray.traffic.hulls import Number, Pass, Traffic, Weights
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
+class PassWork(NamedTuple):
+    """One pass: its messages, the bytes of a row of them, FLOPs of a visible pair, and the element
+    type and head dim of its calls."""
+
+    which: Pass
+    moved: Traffic
+    weights: Weights
+    pair_flops: Number
+    dtype: str
+    head_dim: int
+
+
+class RingRanks(NamedTuple):
+    """The ranks of a ring, with so many ``threads`` each, and those whose timelines are wanted, of
+    one problem."""
+
+    fleet: Fleet
+    threads: int = 1
+    record: Sequence[int] = ()
+
+
 class Finished(NamedTuple):
-    """The end of one pass. ``at``: seconds by rank. ``computed``: the same without waits for
+    """The end of one pass. ``ended``: seconds by rank. ``computed``: the same without waits for
     messages. ``outer_bytes``: sent between nodes, by problem. ``spans``: timelines of the ranks
     that were asked for."""
 
-    at: Floats
+    ended: Floats
     computed: Floats
     outer_bytes: Floats
     spans: dict[int, list[Span]]
@@ -115,12 +136,12 @@ def slowness(fleet: Fleet, ranks: int, steps: int) -> Floats:
     if noise is None:
         return np.ones((1, 1))
     drawn = np.random.default_rng(noise.seed).normal(0.0, 1.0, (ranks, steps))
-    found: Floats = np.exp(noise.jitter * drawn)
+    noisy: Floats = np.exp(noise.jitter * drawn)
     slow = np.ones(ranks)
     for rank, factor in noise.slow.items():  # all ranks of a group wait for its slowest
         group = rank // fleet.stride % ranks
         slow[group] = max(slow[group], factor)
-    return found * slow[:, None]
+    return noisy * slow[:, None]
 
 
 class Cores:
@@ -130,7 +151,7 @@ class Cores:
     def __init__(self, fleet: Fleet, ranks: int, per_rank: int = 1) -> None:
         hardware = fleet.hardware
         node = np.array([fleet.node(rank) for rank in range(ranks)])
-        self._nodes = [np.nonzero(node == one)[0] for one in range(node.max() + 1)]
+        self._nodes = [np.nonzero(node == number)[0] for number in range(node.max() + 1)]
         together = min(fleet.stride, fleet.per_node) * fleet.rings  # ranks that do the same
         self._taken = per_rank * together / (hardware.cores or math.inf)
         self._message, self._byte = hardware.message / 2, hardware.copying / 2
@@ -153,58 +174,56 @@ class Cores:
 
     def handling(self, ranks: int, messages: Iterable[_Messages], parts: int) -> Floats:
         """Returns the seconds in which ranks send and receive ``messages``, each in some parts."""
-        found = np.zeros(ranks)
+        seconds = np.zeros(ranks)
         if self._message or self._byte:
-            for one in messages:
-                work = self._message * parts + one.sizes * self._byte
-                np.add.at(found, one.source, work)
-                np.add.at(found, one.to, work)
-        return found
+            for message in messages:
+                work = self._message * parts + message.sizes * self._byte
+                np.add.at(seconds, message.source, work)
+                np.add.at(seconds, message.to, work)
+        return seconds
 
 
 def simulate(
-    moved: Traffic, which: Pass, seconds: Floats, weights: Weights, fleet: Fleet, *,
-    began: Floats | None = None, threads: int = 1, parts: int = 1, record: Sequence[int] = (),
-) -> Finished:  # fmt: skip
-    """Returns the end of one pass of ``moved``.
+    work: PassWork, seconds: Floats, ring: RingRanks, began: Floats | None = None, parts: int = 1
+) -> Finished:
+    """Returns the end of one pass.
 
     ``seconds``: of each computation, ``[rank, visit]``. ``began``: by rank, the start of the pass.
-    ``threads``: of a rank; ``parts``: of each message. ``record``: ranks whose timelines are
-    wanted, of one problem.
+    ``parts``: of each message.
     """
+    moved, which, fleet = work.moved, work.which, ring.fleet
     route, step_of = moved.route, np.array(moved.route.step)
     ranks, steps = route.ranks, int(np.max(moved.steps(which)))  # of all problems the same
     shape = (ranks, *seconds.shape[2:])
     count = math.prod(shape)
     groups = _groups(moved, which)
-    work = np.zeros((steps, *shape))
-    np.add.at(work, step_of, seconds.swapaxes(0, 1))
+    computing = np.zeros((steps, *shape))
+    np.add.at(computing, step_of, seconds.swapaxes(0, 1))
     if which == "backward":  # half of the own chunk is kept for the last step
         half = seconds[:, 0] / 2
-        work[step_of[0]] -= half
-        work[-1] += half
-    work = work.reshape(steps, ranks, -1) * slowness(fleet, ranks, steps).T[..., None]
-    work = work.reshape(steps, count)
-    ports, cores = Ports(fleet, ranks, count // ranks), Cores(fleet, ranks, threads)
+        computing[step_of[0]] -= half
+        computing[-1] += half
+    computing = computing.reshape(steps, ranks, -1) * slowness(fleet, ranks, steps).T[..., None]
+    computing = computing.reshape(steps, count)
+    ports, cores = Ports(fleet, ranks, count // ranks), Cores(fleet, ranks, ring.threads)
     now = np.zeros(count) if began is None else began.reshape(count).copy()
     arrivals, total = np.zeros((steps, count)), np.zeros(count)
-    recorder = _Recorder(moved, which, record)
-    for at in range(steps):
-        messages = [_messages(moved, group, weights) for group in groups.get(at, ())]
-        for one in messages:
-            ready = np.maximum(now[one.source], now[one.to])
-            arrived = ports.send(one.source, one.to, one.sizes, ready)
-            np.maximum.at(arrivals[one.due], one.source, arrived)
-            np.maximum.at(arrivals[one.due], one.to, arrived)
-            recorder.messages(at, one, now)
-        busy = work[at] + cores.handling(count, messages, parts) + fleet.hardware.step * (steps > 1)
-        computed = now + cores.elapsed(busy)
-        after = np.maximum(computed, arrivals[at])
-        recorder.step(at, work[at], now, computed, after)
+    recorder = _Recorder(moved, which, ring.record)
+    for step in range(steps):
+        messages = [_messages(moved, group, work.weights) for group in groups.get(step, ())]
+        for message in messages:
+            ready = np.maximum(now[message.source], now[message.to])
+            arrived = ports.send(message.source, message.to, message.sizes, ready)
+            np.maximum.at(arrivals[message.due], message.source, arrived)
+            np.maximum.at(arrivals[message.due], message.to, arrived)
+            recorder.messages(step, message, now)
+        busy = computing[step] + cores.handling(count, messages, parts)
+        computed = now + cores.elapsed(busy + fleet.hardware.step * (steps > 1))
+        after = np.maximum(computed, arrivals[step])
+        recorder.step(step, computing[step], now, computed, after)
         total, now = total + computed - now, after
-    return Finished(
-        now.reshape(shape), total.reshape(shape), ports.outer_bytes, recorder.spans,
-    )  # fmt: skip
+    ended, computed = now.reshape(shape), total.reshape(shape)
+    return Finished(ended, computed, ports.outer_bytes, recorder.spans)
 
 
 class _VisitGroup(NamedTuple):
@@ -221,24 +240,24 @@ class _VisitGroup(NamedTuple):
 def _groups(moved: Traffic, which: Pass) -> dict[int, list[_VisitGroup]]:
     """Returns the groups that have messages, by the step at which they begin."""
     route = moved.route
-    found: defaultdict[int, list[_VisitGroup]] = defaultdict(list)
+    groups: defaultdict[int, list[_VisitGroup]] = defaultdict(list)
     visits = enumerate(zip(route.step, route.posted, strict=True))
     for part, (visit, (step, posted)) in itertools.product(range(len(moved.chunk_rows)), visits):
         if moved.chunk_rows[part, :, visit].any():
-            found[posted].append(_VisitGroup(step - 1, "chunk", part, visit))
+            groups[posted].append(_VisitGroup(step - 1, "chunk", part, visit))
         if which == "backward" and moved.sum_rows[part, :, visit].any():
-            found[step + 1].append(_VisitGroup(step + 1, "sum", part, visit))
-    return found
+            groups[step + 1].append(_VisitGroup(step + 1, "sum", part, visit))
+    return groups
 
 
 def _messages(moved: Traffic, group: _VisitGroup, weights: Weights) -> _Messages:
     """Returns the messages of one group: those of the owners that have rows."""
-    route, at = moved.route, (group.part, slice(None), group.visit)
+    part, visit, rank = group.part, group.visit, moved.route.rank[:, group.visit]
     if group.what == "chunk":
-        rows, source, to = moved.chunk_rows[at], route.handed_by[at[1:]], route.rank[at[1:]]
+        rows, source, to = moved.chunk_rows[part, :, visit], moved.route.handed_by[:, visit], rank
         weight = weights.chunk
     else:
-        rows, source, to = moved.sum_rows[at], route.rank[at[1:]], moved.sums_to[at]
+        rows, source, to = moved.sum_rows[part, :, visit], rank, moved.sums_to[part, :, visit]
         weight = weights.sums
     problems = rows[0].size
     some = np.flatnonzero(rows)
@@ -257,41 +276,43 @@ class _Recorder:
         self._under_way: defaultdict[tuple[int, int], list[_Flight]] = defaultdict(list)
         self.spans: dict[int, list[Span]] = {rank: [] for rank in ranks}
 
-    def messages(self, at: int, one: _Messages, now: Floats) -> None:
+    def messages(self, step: int, message: _Messages, now: Floats) -> None:
         """Notes the messages of the ranks that begin at step ``at``."""
         for rank in self.spans:
-            for mine, others, word in ((one.source, one.to, "to"), (one.to, one.source, "from")):
+            ends = message.source, message.to
+            for mine, others, word in ((*ends, "to"), (*ends[::-1], "from")):
                 for i in np.nonzero(mine == rank)[0]:
-                    text = f"{one.what} {one.owner[i]} {word} {others[i]}"
-                    sent, size = word == "to", int(one.sizes[i])
-                    flight = _Flight(at, now[rank], text, size * sent, size * (not sent))
-                    self._under_way[rank, one.due].append(flight)
+                    text = f"{message.what} {message.owner[i]} {word} {others[i]}"
+                    sent, size = word == "to", int(message.sizes[i])
+                    flight = _Flight(step, now[rank], text, size * sent, size * (not sent))
+                    self._under_way[rank, message.due].append(flight)
 
     def step(
-        self, at: int, seconds: Floats, began: Floats, computed: Floats, after: Floats
+        self, step: int, seconds: Floats, began: Floats, computed: Floats, after: Floats
     ) -> None:
         """Notes the computation of a step, the wait after it and the transfers that it ends."""
         for rank, spans in self.spans.items():
-            hop, end = f"{self._which}, step {at}", float(after[rank])
+            hop, end = f"{self._which}, step {step}", float(after[rank])
             if seconds[rank]:
-                visits = np.array(self._route.step) == at
+                visits = np.array(self._route.step) == step
                 label = ", ".join(f"chunk {owner}" for owner in self._route.owner[rank, visits])
                 ends = float(began[rank]), float(computed[rank])
                 spans.append(Span("compute", hop, label or f"chunk {rank}", *ends))
             if end > computed[rank]:
                 spans.append(Span("wait", hop, "", float(computed[rank]), end))
-            flights = self._under_way.pop((rank, at), [])
+            flights = self._under_way.pop((rank, step), [])
             for begins, together in itertools.groupby(flights, lambda flight: flight.begins):
                 some = list(together)
                 label = ", ".join(flight.text for flight in some)
                 sent, received = sum(f.sent for f in some), sum(f.received for f in some)
                 name = f"{self._which}, step {begins}"
-                spans.append(Span("transfer", name, label, float(some[0].at), end, sent, received))
+                start = float(some[0].began)
+                spans.append(Span("transfer", name, label, start, end, sent, received))
 
 
 class _Flight(NamedTuple):
     begins: int
-    at: float
+    began: float
     text: str
     sent: int
     received: int

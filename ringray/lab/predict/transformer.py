@@ -38,7 +38,8 @@ class Training:
 
     ``mlp_rows``, ``loss_rows``: rows of MLP and logits at once; None: all. ``scores``: whole where
     attention keeps the matrix of its scores. ``state_bytes``: of a parameter's weight, gradient
-    and optimizer. ``threads``: of a rank.
+    and optimizer. ``threads``: of a rank. ``fused``: norms are, as on GPUs. ``exchanged``: ranks
+    exchange heads for rows, of which kept attention keeps what it received.
     """
 
     context: int
@@ -51,6 +52,8 @@ class Training:
     state_bytes: int = STATE_BYTES
     micro_batch: int = 1
     threads: int = 1
+    fused: bool = True
+    exchanged: bool = False
 
     @property
     def tokens(self) -> int:
@@ -98,6 +101,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         recipe.seq_len, recipe.sequences, recipe.dtype, recipe.kept, recipe.mlp_rows,
         recipe.loss_rows, recipe.scores, micro_batch=recipe.micro_batch, threads=config.threads,
     )  # fmt: skip
+    how = replace(how, fused=not on.shares_cores, exchanged=exchanged(ring))
     time = step(model, degrees, how, on, forward, both)
     calls = model.layers * recipe.sequences // recipe.micro_batch * degrees.tp
 
@@ -105,22 +109,10 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         again = getattr(forward, name) * (recipe.kept == "input")
         return int(calls * (getattr(both, name) + again))
 
-    milliseconds = time.total * 1e3
     return Cost(
         flops=3 * recipe.sequences * model.forward_flops(recipe.seq_len),
-        peak_memory_bytes=int(
-            memory(
-                model,
-                degrees,
-                how,
-                both.peak_memory_bytes,
-                cpu=on.hardware.cores is not None,
-                exchanged=exchanged(ring),
-            ).total
-        ),
-        time_ms=milliseconds,
-        low_ms=milliseconds / (1 + time.spread),
-        high_ms=milliseconds * (1 + time.spread),
+        peak_memory_bytes=int(memory(model, degrees, how, both.peak_memory_bytes).total),
+        **cost_model.times(time.total, time.spread),
         exposed_ms=1e3 * (time.ring + time.tensor + time.shards + time.pipeline),
         balance=both.balance,
         **{name: in_all(name) for name in ("sent_bytes", "messages", "inner_bytes", "outer_bytes")},
@@ -140,13 +132,9 @@ def exchanged(ring: TrialConfig) -> bool:
     return transports.plan(transport, ring.ring_size, ring.heads, ring.kv_heads).fold > 1
 
 
-def memory(
-    model: Model, degrees: Degrees, how: Training, attention_bytes: float, *, cpu: bool = False,
-    exchanged: bool = False,
-) -> RankMemory:  # fmt: skip
+def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float) -> RankMemory:
     """Returns the memory of a rank; ``attention_bytes``: peak of both passes of one attention with
-    blockwise scores, its inputs and gradients included. ``cpu``: where norms are not fused.
-    ``exchanged``: ranks exchange heads for rows, of which kept attention keeps what it received."""
+    blockwise scores, its inputs and gradients included."""
     size, tp, shards = how.itemsize, degrees.tp, degrees.dp * degrees.cp
     micro, layers = how.micro_batch, model.layers // degrees.pp
     rows = -(-how.context // degrees.cp) * micro
@@ -162,15 +150,12 @@ def memory(
     lse = rows * model.heads / tp * FP32
     scores = rows**2 / micro * model.heads / tp * size * (how.scores == "whole")
     of_mlp = (4 if model.gated else 2) * model.intermediate / tp * size  # a row, kept
+    whole_mlp = rows * of_mlp if how.mlp_rows is None else 0
     attended = 3 * stream + 2 * queries + keys + lse  # input, norm, sum; Q, out; K and V
-    kept = {
+    kept_bytes = {
         # Also the result by rows instead of by heads, and each norm's before its weight.
-        "all": attended
-        + queries
-        + (1 + 2 * cpu) * stream
-        + scores
-        + (rows * of_mlp if how.mlp_rows is None else 0),
-        "attention": stream + queries + lse + exchanged * (2 * queries + keys + lse),
+        "all": attended + queries + (1 if how.fused else 3) * stream + scores + whole_mlp,
+        "attention": stream + queries + lse + how.exchanged * (2 * queries + keys + lse),
         "input": stream,
     }[how.kept]
 
@@ -181,8 +166,8 @@ def memory(
     at_once = min(rows, how.loss_rows or rows)
     logits = at_once * model.vocab / tp * (size + 2 * FP32)  # logits, softmax, gradient
     loss = 3 * stream + logits + 2 * size * model.vocab * model.hidden / tp * (shards > 1)
-    working = max(whole + max(mlp, attention) - kept, loss)
-    return RankMemory(states, gathered, kept * under_way, working)
+    working = max(whole + max(mlp, attention) - kept_bytes, loss)
+    return RankMemory(states, gathered, kept_bytes * under_way, working)
 
 
 @dataclass(frozen=True)
@@ -241,7 +226,7 @@ def step(
     busy = 3 * dense + computing + again + waiting + tensor
     weights = 3 * how.itemsize * model.layer_parameters / tp  # gathered twice, reduced once
     near, far = _sharded(weights, degrees, on)
-    ring = [one / degrees.cp for one in (both.inner_bytes, both.outer_bytes)]
+    ring = [sent / degrees.cp for sent in (both.inner_bytes, both.outer_bytes)]
     shards = max(busy, near + ring[0] / inner + tensor, far + ring[1] / outer) - busy
     logits = 3 * rows / tp * model.logits_flops / rate
     stage = layers * (busy + shards) + logits
@@ -265,11 +250,11 @@ def step(
 def _rate(on: Fleet, dtype: str, threads: int) -> float:
     """Returns FLOP/s of dense products of one rank."""
     hardware = on.hardware
-    found = rates.peak(hardware, dtype) * hardware.products
+    flops = rates.peak(hardware, dtype) * hardware.products
     if hardware.cores is None:
-        return found
+        return flops
     shared = min(1.0, hardware.cores / (on.per_node * min(threads, hardware.cores)))
-    return found * ring_time.speedup(on, threads, on.per_node) * shared
+    return flops * ring_time.speedup(on, threads, on.per_node) * shared
 
 
 def outer_bandwidth(on: Fleet) -> float:

@@ -12,7 +12,7 @@ import pytest
 from ringray import transport
 from ringray.lab.predict import cost_model
 from ringray.lab.predict.hardware import Fleet, Hardware, Noise, entry
-from ringray.lab.predict.simulator import Cores, Ports, simulate
+from ringray.lab.predict.simulator import Cores, PassWork, Ports, RingRanks, simulate
 from ringray.lab.ring.order import Seat, crossings, ordered
 from ringray.lab.trial.config import TrialConfig
 from ringray.partition import PARTITIONS, padded_length
@@ -47,17 +47,23 @@ def ring(
     moved = hulls.traffic(Layout("contiguous", ranks, ranks), Mask(ranks, causal=False),
                          around(ranks, +1), "keys")  # fmt: skip
     fleet = Fleet("clock", clock(**more), -(-ranks // per_node), per_node, order=order)
-    return simulate(moved, "forward", np.full((ranks, ranks), seconds), Weights(row, 0), fleet)
+    return run(moved, np.full((ranks, ranks), seconds), row, fleet)
+
+
+def run(moved: hulls.Traffic, seconds: Any, row: int, fleet: Fleet) -> Any:
+    """One forward pass; ``row``: bytes of a row of its messages."""
+    work = PassWork("forward", moved, Weights(row, 0), 1, "float32", 1)
+    return simulate(work, seconds, RingRanks(fleet))
 
 
 def test_what_is_longer_counts_at_each_step_but_the_last() -> None:
     """Of four ranks, three steps hide messages behind computation or the other way round."""
-    assert ring(4, row=2, seconds=5.0).at == pytest.approx(4 * 5)
-    assert ring(4, row=5, seconds=2.0).at == pytest.approx(3 * 5 + 2)
-    assert ring(4, row=5, seconds=2.0, inner={"bandwidth": 1, "latency": 0.5}).at == pytest.approx(
-        3 * 5.5 + 2
-    )
-    assert ring(1, row=5, seconds=2.0).at == pytest.approx(2)
+    assert ring(4, row=2, seconds=5.0).ended == pytest.approx(4 * 5)
+    assert ring(4, row=5, seconds=2.0).ended == pytest.approx(3 * 5 + 2)
+    assert ring(
+        4, row=5, seconds=2.0, inner={"bandwidth": 1, "latency": 0.5}
+    ).ended == pytest.approx(3 * 5.5 + 2)
+    assert ring(1, row=5, seconds=2.0).ended == pytest.approx(2)
 
 
 def test_ranks_that_share_cores_slow_each_other_alike() -> None:
@@ -72,23 +78,23 @@ def test_ranks_that_share_cores_slow_each_other_alike() -> None:
     nodes = replace(fleet, nodes=2, per_node=2)
     assert Cores(nodes, 4).elapsed(work) == pytest.approx(work)
     assert Cores(replace(fleet, hardware=clock()), 4).elapsed(work) == pytest.approx(work)
-    assert ring(4, row=0, seconds=5.0, cores=2).at == pytest.approx(4 * 5 * 2)
+    assert ring(4, row=0, seconds=5.0, cores=2).ended == pytest.approx(4 * 5 * 2)
 
 
 def test_cores_handle_the_messages_of_their_ranks() -> None:
     """Three hops of four ranks: each sends and receives one message of 10 bytes at each."""
     links = {"inner": {"bandwidth": 1e30, "latency": 0.0}, "cores": 4}
-    assert ring(4, row=10, copying=0.5, **links).at == pytest.approx(3 * 5)
-    assert ring(4, row=10, message=2.0, **links).at == pytest.approx(3 * 2)
-    assert ring(4, row=10, message=2.0, **links | {"cores": 2}).at == pytest.approx(2 * 3 * 2)
+    assert ring(4, row=10, copying=0.5, **links).ended == pytest.approx(3 * 5)
+    assert ring(4, row=10, message=2.0, **links).ended == pytest.approx(3 * 2)
+    assert ring(4, row=10, message=2.0, **links | {"cores": 2}).ended == pytest.approx(2 * 3 * 2)
     done = ring(4, row=10, step=1.0, seconds=3.0, **links)
-    assert done.at == pytest.approx(4 * 4)
+    assert done.ended == pytest.approx(4 * 4)
     assert done.computed == pytest.approx(4 * 4)
 
 
 def test_the_slowest_link_paces_the_ring() -> None:
     done = ring(4, per_node=2, row=1)
-    assert done.at.max() == pytest.approx(3 * 10)
+    assert done.ended.max() == pytest.approx(3 * 10)
     assert done.outer_bytes == 6
 
 
@@ -101,10 +107,8 @@ def test_ranks_that_share_a_port_send_one_after_the_other() -> None:
             transport.plan("double-ring:4", 8, 8, 8).routes[0], "keys",
         )  # fmt: skip
         hardware = clock(outer={"bandwidth": 0.1, "latency": 0, "ranks": ranks})
-        done = simulate(
-            moved, "forward", np.zeros((8, 8)), Weights(1, 0), Fleet("clock", hardware, 2, 4)
-        )
-        return float(done.at.max())
+        done = run(moved, np.zeros((8, 8)), 1, Fleet("clock", hardware, 2, 4))
+        return float(done.ended.max())
 
     assert across(1) == pytest.approx(10 + 3)
     assert across(4) == pytest.approx(40 + 3)
@@ -113,11 +117,11 @@ def test_ranks_that_share_a_port_send_one_after_the_other() -> None:
 def test_ranks_in_another_order_cross_more_often_and_share_ports() -> None:
     """Two nodes of two: in order each sends one message across at a step, then two."""
     shared = {"bandwidth": 0.1, "latency": 0, "ranks": 4}  # more than a node has
-    assert ring(4, per_node=2, outer=shared).at.max() == pytest.approx(3 * 10)
+    assert ring(4, per_node=2, outer=shared).ended.max() == pytest.approx(3 * 10)
     mixed = ring(4, per_node=2, outer=shared, order=(0, 2, 1, 3))
-    assert mixed.at.max() == pytest.approx(3 * 20)
+    assert mixed.ended.max() == pytest.approx(3 * 20)
     assert mixed.outer_bytes == 12
-    assert ring(4, per_node=1, outer=shared).at.max() == pytest.approx(3 * 10)
+    assert ring(4, per_node=1, outer=shared).ended.max() == pytest.approx(3 * 10)
 
 
 def test_ranks_share_the_cores_of_the_node_that_their_order_puts_them_on() -> None:
@@ -149,8 +153,8 @@ def test_a_message_waits_for_both_ends_and_their_ports() -> None:
     late[2, 0] = 10.0  # rank 2 posts its second messages then
     moved = hulls.traffic(Layout("contiguous", 3, 3), Mask(3, causal=False), around(3, +1), "keys")
     fleet = Fleet("clock", clock(), 1, 64)
-    done = simulate(moved, "forward", late, Weights(5, 0), fleet)
-    assert done.at == pytest.approx(15)
+    done = run(moved, late, 5, fleet)
+    assert done.ended == pytest.approx(15)
 
     ports, one = Ports(fleet, 3), np.array([5.0])
 
@@ -166,10 +170,8 @@ def test_a_straggler_delays_all_and_noise_repeats() -> None:
     moved = hulls.traffic(Layout("contiguous", 4, 4), Mask(4, causal=False), around(4, +1), "keys")
 
     def end(noise: Noise | None) -> float:
-        done = simulate(
-            moved, "forward", np.ones((4, 4)), Weights(0, 0), replace(fleet, noise=noise)
-        )
-        return float(done.at.max())
+        done = run(moved, np.ones((4, 4)), 0, replace(fleet, noise=noise))
+        return float(done.ended.max())
 
     assert end(None) == end(Noise()) == 4
     assert end(Noise(slow={2: 3.0})) == pytest.approx(12)
@@ -191,10 +193,9 @@ def test_messages_are_those_of_the_scripts(name: str, partition: str) -> None:
         ("forward", walks.forward, weights.forward),
         ("backward", walks.backward, weights.planned),
     ):
-        done = simulate(
-            moved, which, np.ones((ring_size, ring_size)), weight,
-            Fleet("clock", clock(), 1, 64), record=range(ring_size),
-        )  # fmt: skip
+        work = PassWork(which, moved, weight, 1, "float32", 1)
+        ranks_on = RingRanks(Fleet("clock", clock(), 1, 64), record=range(ring_size))
+        done = simulate(work, np.ones((ring_size, ring_size)), ranks_on)
         for rank, spans in done.spans.items():
             mine = script.write(moved, which, layout.rows, rank)
             want = {
