@@ -93,12 +93,9 @@ class Rank:
 
         cuda = self._device.type == "cuda"
         hardware = torch.cuda.get_device_name(self._device) if cuda else "cpu"
-        lacks = toolchain.missing() if cuda else None
-        gpu = self._gpu or ""
-        return Introduction(
-            _address(), code_digest(), tuned.here(hardware), _log(), lacks, gpu,
-            gpu_links.of(gpu) if gpu else {},
-        )  # fmt: skip
+        lacks, gpu = toolchain.missing() if cuda else None, self._gpu or ""
+        place, near = tuned.here(hardware), gpu_links.of(gpu) if gpu else {}
+        return Introduction(_address(), code_digest(), place, _log(), lacks, gpu, near)
 
     def host_store(self, timeout: float) -> tuple[str, int]:
         """Starts on rank 0 the store through which ranks find each other; returns its address and
@@ -110,10 +107,9 @@ class Rank:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, 0), family=family)
         port = int(listening.getsockname()[1])
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            host, port, is_master=True, wait_for_workers=False,
-            timeout=timedelta(seconds=timeout), master_listen_fd=listening.detach(),
-        )  # fmt: skip
+        options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
+        options |= {"timeout": timedelta(seconds=timeout), "master_listen_fd": listening.detach()}
+        self._store = dist.TCPStore(host, port, **options)  # type: ignore[attr-defined]
         return host, port
 
     def join(
@@ -209,8 +205,8 @@ class Rank:
             if self._memory is None:
                 return free
             return min(free, self._memory - torch.cuda.memory_reserved(self._device))
-        left = self._limit.left()
-        return min(psutil.virtual_memory().available, memory_bytes()) if left is None else left
+        room = self._limit.left()
+        return min(psutil.virtual_memory().available, memory_bytes()) if room is None else room
 
     def _measure(self, kind: str, flat: dict[str, Any]) -> RankReport:
         import torch

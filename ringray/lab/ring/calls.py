@@ -95,40 +95,40 @@ class RankCalls:
 
     def stacks(self, patience: float) -> dict[int, str]:
         """Returns the stacks of the pending ranks that answer in time; notes their progress too."""
-        found = {}
+        stacks = {}
         for rank, (sign, stack) in self._asked(self.pending, "stacks", patience):
-            self.signs[rank], found[rank] = sign, stack
-        return dict(sorted(found.items()))
+            self.signs[rank], stacks[rank] = sign, stack
+        return dict(sorted(stacks.items()))
 
     def last_hop(self, rank: int) -> str:
         """Returns the last known hop of a rank, else the present one of most other ranks."""
-        if said := str(self.signs.get(rank, "")):
-            return said
+        if hop := str(self.signs.get(rank, "")):
+            return hop
         others = [other for other in self.pending if other != rank]
         hops = [str(sign) for _, sign in self._asked(others, "progress", SIGN_S)]
         return max(hops, key=hops.count, default="")
 
     def log(self, rank: int) -> tuple[str, ...]:
         """Returns the last lines of a dead rank, read by this process or by a rank beside it."""
-        at = self.where[rank]
-        if not at.log:
+        place = self.where[rank]
+        if not place.log:
             return ()
-        if at.node_id == ray.get_runtime_context().get_node_id():
-            return faults.tail(tail_of(at.log))
-        beside = [other for other in self.pending if self.where[other].node_id == at.node_id]
-        for _, text in self._asked(beside, "log", 1.0, at.log):
+        if place.node_id == ray.get_runtime_context().get_node_id():
+            return faults.tail(tail_of(place.log))
+        beside = [other for other in self.pending if self.where[other].node_id == place.node_id]
+        for _, text in self._asked(beside, "log", 1.0, place.log):
             return faults.tail(text)
         return ()
 
-    def _ask(self, rank: int, method: str, *given: Any) -> Any:
+    def _ask(self, rank: int, method: str, *arguments: Any) -> Any:
         bound = getattr(self._actors[rank], method)
-        return bound.options(concurrency_group=BESIDE).remote(*given)
+        return bound.options(concurrency_group=BESIDE).remote(*arguments)
 
     def _asked(
-        self, ranks: Iterable[int], method: str, patience: float, *given: Any
+        self, ranks: Iterable[int], method: str, patience: float, *arguments: Any
     ) -> Iterator[tuple[int, Any]]:
         """Asks ``ranks`` and yields those that answer in time with their answers."""
-        asked = {self._ask(rank, method, *given): rank for rank in ranks if self.answering}
+        asked = {self._ask(rank, method, *arguments): rank for rank in ranks if self.answering}
         if asked:
             for reference in ray.wait(list(asked), num_returns=len(asked), timeout=patience)[0]:
                 with suppress(RayError):
@@ -140,7 +140,7 @@ def gone(node_id: str) -> bool:
 
     Ray itself takes up to half a minute to notice.
     """
-    node = next((one for one in ray.nodes() if one["NodeID"] == node_id), None)
+    node = next((node for node in ray.nodes() if node["NodeID"] == node_id), None)
     if node is None or not node["Alive"]:
         return True
     try:

@@ -71,15 +71,13 @@ class ActorRing:
         self._along: list[int] = []  # which of them the ranks of the ring are
         self._orders: dict[tuple[int, str, int, int], list[int]] = {}
         elsewhere = {"ray.io/node-id": f"!in({', '.join(avoid)})"}
-        self._group = placement_group(
-            [dict(placement.bundle)] * capacity,
-            strategy=placement.strategy,
-            bundle_label_selector=[elsewhere] * capacity if avoid else None,
-        )
+        bundles = [dict(placement.bundle) for _ in range(capacity)]
+        labels = [elsewhere] * capacity if avoid else None
+        self._group = placement_group(bundles, placement.strategy, bundle_label_selector=labels)
         try:
             placement_wait.wait(self._group, capacity, dict(placement.bundle), patience)
             self._where = _places(self._group)
-            placed([at.node_id for at in self._where])
+            placed([where.node_id for where in self._where])
             self._start()
         except BaseException:
             self.close()
@@ -89,27 +87,21 @@ class ActorRing:
         """Starts an actor in each bundle and checks that it runs this driver's code."""
         resources = dict(self.placement.bundle)
         actor = ray.remote(concurrency_groups={BESIDE: 1})(Rank)
-        self._actors = [
-            actor.options(
-                num_cpus=resources["CPU"],
-                num_gpus=resources.get("GPU", 0),
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    self._group, placement_group_bundle_index=at.bundle
-                ),
-            ).remote(self.placement.device, self.placement.memory)
-            for at in self._where
-        ]
+        needs = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0)}
+        for where in self._where:
+            place = PlacementGroupSchedulingStrategy(self._group, where.bundle)
+            started = actor.options(**needs, scheduling_strategy=place)
+            self._actors.append(started.remote(self.placement.device, self.placement.memory))
         self.ranks: list[Introduction] = self._all("introduce", START_TIMEOUT)
         self._started = True
         labels = {node["NodeID"]: node.get("Labels") or {} for node in ray.nodes()}
         self._seats = [
-            Seat(at.node_id, zones_of(labels.get(at.node_id, {})), rank.gpu, rank.gpu_links)
-            for at, rank in zip(self._where, self.ranks, strict=True)
+            Seat(where.node_id, zones_of(labels.get(where.node_id, {})), rank.gpu, rank.gpu_links)
+            for where, rank in zip(self._where, self.ranks, strict=True)
         ]
         check(self._seats)
-        self._where = [
-            replace(at, log=rank.log) for at, rank in zip(self._where, self.ranks, strict=True)
-        ]
+        introduced = zip(self._where, self.ranks, strict=True)
+        self._where = [replace(where, log=rank.log) for where, rank in introduced]
         others = sorted({rank.address for rank in self.ranks if rank.code != code_digest()})
         if others:
             raise PlaceError(
@@ -139,8 +131,8 @@ class ActorRing:
                 self._address = self._call(hosting, self._timeout)[0]
             generation = next(_generations)
             joining = [
-                self._actors[at].join.remote(self._address, rank, size, generation, patience)
-                for rank, at in enumerate(along[:size])
+                self._actors[actor].join.remote(self._address, rank, size, generation, patience)
+                for rank, actor in enumerate(along[:size])
             ]
             self._call(joining, self._timeout, along=along)
         self.size, self._along = size, along[:size]
@@ -158,7 +150,7 @@ class ActorRing:
         """
         flat = config.as_dict()
         try:
-            calls = [self._actors[at].run.remote(kind, flat) for at in self._along]
+            calls = [self._actors[actor].run.remote(kind, flat) for actor in self._along]
             return self._call(calls, timeout, watch, self._along)
         except RingFault:
             self.size = 0  # messages may be under way in its group
@@ -167,12 +159,12 @@ class ActorRing:
     @property
     def nodes(self) -> list[str]:
         """Returns Ray's ids of the nodes by rank."""
-        return [self._where[at].node_id for at in self._along]
+        return [self._where[actor].node_id for actor in self._along]
 
     @property
     def place(self) -> Place:
         """Returns the place for which tuned choices hold; it names the hardware of all ranks."""
-        places = [self.ranks[at].place for at in self._along]
+        places = [self.ranks[actor].place for actor in self._along]
         hardware = " and ".join(sorted({place.hardware for place in places}))
         return replace(places[0], hardware=hardware)
 
@@ -214,7 +206,8 @@ class ActorRing:
         """Returns results by rank; the first failure of any rank ends the wait. ``along``: which
         actors the ranks are; None: all, in their own order."""
         who = range(len(self._actors)) if along is None else along
-        actors, where = [self._actors[at] for at in who], [self._where[at] for at in who]
+        actors = [self._actors[actor] for actor in who]
+        where = [self._where[actor] for actor in who]
         calls = RankCalls(actors, where, references, self._started)
         return RankMonitor(calls, timeout, self._stop, watch).answers()
 
@@ -222,17 +215,17 @@ class ActorRing:
 def mixed_versions(ranks: Sequence[Introduction], driver: str | None) -> str | None:
     """Returns the error of a ring whose ranks have different versions of torch or triton, or
     another torch than the ``driver``, whose version the records name; None for a sound ring."""
-    found = {
+    by_address = {
         rank.address: f"torch {rank.place.torch}, triton {rank.place.triton}" for rank in ranks
     }
     torches = {str(rank.place.torch).partition("+")[0] for rank in ranks}
     if driver is not None:  # builds for a CPU and for GPUs differ behind the +
         torches.add(driver.partition("+")[0])
-    if len(torches) == len(set(found.values())) == 1:
+    if len(torches) == len(set(by_address.values())) == 1:
         return None
-    said = "; ".join(f"{address} has {version}" for address, version in found.items())
+    each = "; ".join(f"{address} has {version}" for address, version in by_address.items())
     return (
-        f"a ring needs one version of torch and triton everywhere: {said}; this driver has torch "
+        f"a ring needs one version of torch and triton everywhere: {each}; this driver has torch "
         f"{driver}; install those of constraints.txt on every node"
     )
 

@@ -46,8 +46,8 @@ class LinkProbe(Rank):
         """Returns what measurements depend on here, and where others find this node's store."""
         address = self.host_store(PATIENCE_S)
         self._own = self._store
-        found = provenance.describe()
-        return {name: found[name] for name in ("hardware", "versions", "kernels")}, address
+        described = provenance.describe()
+        return {name: described[name] for name in ("hardware", "versions", "kernels")}, address
 
     def meet(
         self, address: tuple[str, int], place: int, number: int, device: str, seconds: float
@@ -87,49 +87,47 @@ class LinkSurvey:
         for name, node, device in zip(self._names, nodes, self._devices, strict=True):
             if device == "cpu" and node["Resources"].get("GPU"):
                 say(f"{name}: its GPUs are busy, so its CPU sends")
-        self._probes = [self._probe(at) for at in range(len(nodes))]
+        self._probes = [self._probe(number) for number in range(len(nodes))]
 
-    def _probe(self, at: int) -> Any:
-        actor = ray.remote(LinkProbe).options(
-            num_cpus=0, num_gpus=int(self._devices[at] == "cuda"),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(self._ids[at], soft=False),
-        )  # fmt: skip
-        return actor.remote(self._devices[at])
+    def _probe(self, number: int) -> Any:
+        device = self._devices[number]
+        place = NodeAffinitySchedulingStrategy(self._ids[number], soft=False)
+        resources = {"num_cpus": 0, "num_gpus": int(device == "cuda")}
+        return ray.remote(LinkProbe).options(scheduling_strategy=place, **resources).remote(device)
 
     def measure(self) -> ClusterLinks:
         """Measures all pairs; raises PlaceError if fewer than two nodes answer."""
-        opening = {at: probe.open.remote() for at, probe in enumerate(self._probes)}
+        opening = {number: probe.open.remote() for number, probe in enumerate(self._probes)}
         opened = self._answers(opening, START_TIMEOUT)
         if len(opened) < 2:
-            raise PlaceError("\n".join(f"{self._names[at]}: {x}" for at, x in self._lost.items()))
+            raise PlaceError("\n".join(f"{self._names[n]}: {x}" for n, x in self._lost.items()))
         planned = list(rounds(len(self._probes)))
         self._say(f"{plural(len(opened), 'node')} in {plural(len(planned), 'round')} of pairs")
-        stores = {at: store for at, (_, store) in opened.items()}
+        stores = {number: store for number, (_, store) in opened.items()}
         pairs = [pair for some in planned for pair in self._round(some, stores)]
         nodes = [
-            LinkedNode(name=name, environment=opened.get(at, ({},))[0], lost=self._lost.get(at))
-            for at, name in enumerate(self._names)
+            LinkedNode(name=name, environment=opened.get(n, ({},))[0], lost=self._lost.get(n))
+            for n, name in enumerate(self._names)
         ]
-        return ClusterLinks(
-            measured=datetime.now(UTC).isoformat(timespec="seconds"), nodes=tuple(nodes),
-            pairs=tuple(sorted(pairs, key=lambda one: one.nodes)),
-        )  # fmt: skip
+        pairs.sort(key=lambda pair: pair.nodes)
+        measured = datetime.now(UTC).isoformat(timespec="seconds")
+        return ClusterLinks(measured=measured, nodes=tuple(nodes), pairs=tuple(pairs))
 
     def _round(
         self, pairs: Sequence[tuple[int, int]], stores: dict[int, tuple[str, int]]
     ) -> Iterator[NodePair]:
         """Yields the links of pairs that meet at the same time."""
         both = {pair: {self._devices[at] for at in pair} for pair in pairs}
-        devices = {pair: "cuda" if found == {"cuda"} else "cpu" for pair, found in both.items()}
+        devices = {pair: "cuda" if types == {"cuda"} else "cpu" for pair, types in both.items()}
         asked = {
-            at: self._probes[at].meet.remote(stores[pair[0]], place, pair[1], device, PAIR_S)
+            node: self._probes[node].meet.remote(stores[pair[0]], place, pair[1], device, PAIR_S)
             for pair, device in devices.items()
             if not self._lost.keys() & set(pair)
-            for place, at in enumerate(pair)
+            for place, node in enumerate(pair)
         }
-        found = self._answers(asked, _ROUND_S)
+        answers = self._answers(asked, _ROUND_S)
         for pair, device in devices.items():
-            ends = [found.get(at, "the node is lost") for at in pair]
+            ends = [answers.get(node, "the node is lost") for node in pair]
             yield _link(pair, device, ends)
         self._revive(stores)
 
@@ -137,38 +135,39 @@ class LinkSurvey:
         """Replaces the probes that gave no answer, though their nodes are there: torch's client of
         a store whose host was cut may wait for ever."""
         silent = list(self._silent)
-        for at in silent:
-            ray.kill(self._probes[at])
-            del self._lost[at]
-            self._probes[at] = self._probe(at)
-        opened = self._answers({at: self._probes[at].open.remote() for at in silent}, START_TIMEOUT)
-        stores.update({at: store for at, (_, store) in opened.items()})
+        for node in silent:
+            ray.kill(self._probes[node])
+            del self._lost[node]
+            self._probes[node] = self._probe(node)
+        opening = {node: self._probes[node].open.remote() for node in silent}
+        opened = self._answers(opening, START_TIMEOUT)
+        stores.update({node: store for node, (_, store) in opened.items()})
 
     def _answers(self, asked: Mapping[int, Any], seconds: float) -> dict[int, Any]:
         """Returns the answers by node; one that gives none, or whose actor fails, is lost."""
         late, ends = set(asked.values()), time.monotonic() + seconds
-        by_id = {self._ids[at]: reference for at, reference in asked.items()}
+        by_id = {self._ids[node]: reference for node, reference in asked.items()}
         self._silent = set()
         seen, away = set[str](), set[str]()
         while late and time.monotonic() < ends:
             late -= set(ray.wait(list(late), num_returns=len(late), timeout=_LOOK_S)[0])
-            before, seen = seen, lost(node for node, one in by_id.items() if one in late)
+            before, seen = seen, lost(node for node, asked_of in by_id.items() if asked_of in late)
             away = before & seen  # a busy node may miss one look
             if late and {by_id[node] for node in away} == late:
                 break
-        found = {}
-        for at, reference in asked.items():
+        answers = {}
+        for node, reference in asked.items():
             try:
-                found[at] = ray.get(reference, timeout=0)
+                answers[node] = ray.get(reference, timeout=0)
             except RayError as error:
-                if self._ids[at] in away or lost([self._ids[at]]):
-                    self._lost[at] = "the node is gone"
+                if self._ids[node] in away or lost([self._ids[node]]):
+                    self._lost[node] = "the node is gone"
                 elif isinstance(error, TimeoutError):
-                    self._silent.add(at)
-                    self._lost[at] = f"it has not answered for {seconds:.0f} s"
+                    self._silent.add(node)
+                    self._lost[node] = f"it has not answered for {seconds:.0f} s"
                 else:
-                    self._lost[at] = of_error(error, at, "").message
-        return found
+                    self._lost[node] = of_error(error, node, "").message
+        return answers
 
     def close(self) -> None:
         """Ends all probes; raises nothing if Ray is gone."""
@@ -188,7 +187,7 @@ def measure(say: Say) -> ClusterLinks:
         PlaceError: there are fewer than two, or fewer than two answer.
     """
     there = [node for node in ray.nodes() if node["Alive"]]
-    nodes = [node for node in there if any(node["Resources"].get(one) for one in ("CPU", "GPU"))]
+    nodes = [node for node in there if any(node["Resources"].get(kind) for kind in ("CPU", "GPU"))]
     if len(nodes) < 2:
         raise PlaceError(
             f"--cluster: the cluster has {plural(len(nodes), 'node')} with CPUs or GPUs, "
@@ -214,20 +213,20 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
 
 def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns addresses, with the start of Ray's id where nodes share one."""
-    known = Counter(node["NodeManagerAddress"] for node in nodes)
+    addresses = Counter(node["NodeManagerAddress"] for node in nodes)
     return [
-        address if known[address] == 1 else f"{address} ({node['NodeID'][:8]})"
+        address if addresses[address] == 1 else f"{address} ({node['NodeID'][:8]})"
         for node in nodes
         for address in [node["NodeManagerAddress"]]
     ]
 
 
-def _link(pair: tuple[int, int], device: Any, said: Sequence[Samples | str]) -> NodePair:
+def _link(pair: tuple[int, int], device: Any, answers: Sequence[Samples | str]) -> NodePair:
     """Returns the link of a pair by what its ends say."""
-    samples = [one for one in said if not isinstance(one, str)]
+    samples = [answer for answer in answers if not isinstance(answer, str)]
     if len(samples) < 2:
-        why = next(one for one in said if isinstance(one, str))
+        why = next(answer for answer in answers if isinstance(answer, str))
         return NodePair(nodes=pair, device=device, error=f"no messages pass: {why}")
-    (sizes, clock), (_, other) = (zip(*one, strict=True) for one in samples)
+    (sizes, clock), (_, other) = (zip(*answer, strict=True) for answer in samples)
     latency, byte = machine.line(sizes, [list(map(max, clock, other))])
     return NodePair(nodes=pair, device=device, bandwidth=1 / byte, latency=latency)

@@ -13,13 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ray.exceptions import (
-    ActorDiedError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-)
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from ringray.base.errors import RingrayError, StoppedError
 from ringray.instruments.progress import Progress
@@ -55,11 +49,7 @@ class RankMonitor:
     are not needed any more; ``watch``: called with the progress of rank 0 when it is known."""
 
     def __init__(
-        self,
-        calls: RankCalls,
-        timeout: float,
-        stop: threading.Event,
-        watch: Watch | None = None,
+        self, calls: RankCalls, timeout: float, stop: threading.Event, watch: Watch | None = None
     ) -> None:
         self._calls, self._timeout, self._stop, self._watch = calls, timeout, stop, watch
         self._answers: dict[int, Any] = {}
@@ -119,10 +109,10 @@ class RankMonitor:
     def _failure(self) -> RingFault:
         """Returns the cause of the first fault, after a short wait for the other ranks."""
         calls, began = self._calls, time.monotonic()
-        while calls.pending and (left := began + self._grace() - time.monotonic()) > 0:
-            self._take(left)
+        while calls.pending and (seconds := began + self._grace() - time.monotonic()) > 0:
+            self._take(seconds)
         fault = faults.cause(self._faults)
-        kinds = {one.kind for one in self._faults.values()}
+        kinds = {met.kind for met in self._faults.values()}
         sound = not calls.pending and not self._dead and kinds == {"out-of-memory"}
         if fault.secondhand and calls.pending:
             answered = calls.stacks(SIGN_S)
@@ -208,16 +198,16 @@ class RankMonitor:
         return self._calls.where[rank].node_id
 
     def _by_node(self, ranks: Iterable[int]) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
+        by_node: dict[str, list[int]] = {}
         for rank in ranks:
-            found.setdefault(self._node_of(rank), []).append(rank)
-        return found
+            by_node.setdefault(self._node_of(rank), []).append(rank)
+        return by_node
 
     def _located(self, fault: Fault) -> Fault:
         """Adds the node, if all ranks of the fault lie on one."""
-        at = self._calls.where[fault.ranks[0]]
+        where = self._calls.where[fault.ranks[0]]
         alone = len(self._by_node(fault.ranks)) == 1
-        return replace(fault, node=at.node, node_id=at.node_id) if alone else fault
+        return replace(fault, node=where.node, node_id=where.node_id) if alone else fault
 
 
 def of_error(error: RayError, rank: int, node_id: str) -> Fault:

@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from ringray.base.errors import PlaceError
 from ringray.lab.trial.config import shuffled
 
-ZONES = (  # labels, from far to near
-    "ray.io/availability-region", "ray.io/availability-zone", "ringray.io/rack",
-    "ringray.io/domain",
-)  # fmt: skip
+_ZONED = "ray.io/availability-region", "ray.io/availability-zone"
+ZONES = (*_ZONED, "ringray.io/rack", "ringray.io/domain")  # labels, from far to near
 _UNIQUE = {1, 3}  # of these: one name, one place; racks of two zones may have one name
 _TRIED = 8  # GPUs of a node whose every order is compared
 
@@ -64,19 +62,19 @@ def ordered(
     if order == "given":
         return list(range(len(seats)))
     by_node: dict[str, list[int]] = {}
-    for at, seat in enumerate(seats):
-        by_node.setdefault(seat.node, []).append(at)
+    for number, seat in enumerate(seats):
+        by_node.setdefault(seat.node, []).append(number)
     nodes = sorted(by_node.values(), key=lambda some: (seats[some[0]].zones, -len(some)))
-    found: list[int] = []
-    left: list[int] = []
+    chosen: list[int] = []
+    remaining: list[int] = []
     for some in nodes:
         chain, whole = _chain(seats, some), len(some) - len(some) % inner
-        found += chain[:whole]
-        left += chain[whole:]
-    found += left
+        chosen += chain[:whole]
+        remaining += chain[whole:]
+    chosen += remaining
     if order == "shuffled":
-        found[:size] = [found[at] for at in shuffled(size, seed)]
-    return found
+        chosen[:size] = [chosen[number] for number in shuffled(size, seed)]
+    return chosen
 
 
 def crossings(nodes: Sequence[str]) -> int:
@@ -86,13 +84,14 @@ def crossings(nodes: Sequence[str]) -> int:
 
 def divided(nodes: Sequence[str], inner: int) -> int:
     """Returns how many groups of ``inner`` neighbours lie on several nodes."""
-    groups = (nodes[at : at + inner] for at in range(0, len(nodes), inner))
+    groups = (nodes[start : start + inner] for start in range(0, len(nodes), inner))
     return sum(len(set(group)) > 1 for group in groups)
 
 
 def _chain(seats: Sequence[Seat], some: list[int]) -> list[int]:
     """Returns the seats of one node, so that neighbours have the closest links."""
-    if len({near for at in some for near in seats[at].links.values()}) < 2 or len(some) > _TRIED:
+    distances = {near for number in some for near in seats[number].links.values()}
+    if len(distances) < 2 or len(some) > _TRIED:
         return some
 
     def closeness(chain: tuple[int, ...]) -> int:
