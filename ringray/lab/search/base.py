@@ -106,21 +106,21 @@ def layers(items: Iterable[T], scores: Callable[[T], Scores]) -> Iterator[list[T
     An item is in the front if no other is at least as good in all scores and better in one. Each
     layer is sorted by its scores; items of equal scores keep their order.
     """
-    left = sorted(((scores(item), item) for item in items), key=lambda pair: pair[0])
-    while left:
+    remaining = sorted(((scores(item), item) for item in items), key=lambda pair: pair[0])
+    while remaining:
         front: set[Scores] = set()
-        for one, _ in left:  # sorted: an item that is better in all scores comes before
-            if one not in front and not any(
-                all(a <= b for a, b in zip(other, one, strict=True)) for other in front
+        for mine, _ in remaining:  # sorted: an item that is better in all scores comes before
+            if mine not in front and not any(
+                all(a <= b for a, b in zip(other, mine, strict=True)) for other in front
             ):
-                front.add(one)
-        yield [item for one, item in left if one in front]
-        left = [(one, item) for one, item in left if one not in front]
+                front.add(mine)
+        yield [item for mine, item in remaining if mine in front]
+        remaining = [(mine, item) for mine, item in remaining if mine not in front]
 
 
 def ranked(items: Iterable[T], scores: Callable[[T], Scores]) -> list[T]:
     """Returns ``items`` layer by layer, the best first."""
-    found = list(items)
-    if all(len(scores(item)) == 1 for item in found):
-        return sorted(found, key=scores)
-    return [item for layer in layers(found, scores) for item in layer]
+    whole = list(items)
+    if all(len(scores(item)) == 1 for item in whole):
+        return sorted(whole, key=scores)
+    return [item for layer in layers(whole, scores) for item in layer]

@@ -33,17 +33,16 @@ class Belief(NamedTuple):
         return self.mean + deviations * self.deviation
 
 
-def hopeful(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> list[str]:
+def hopeful(candidates: Sequence[Candidate], results: Mapping[str, Told]) -> list[str]:
     """Returns the points that may be the best and did not fail: no other is at least as good in
     every objective and surely better in the first. Until ``LEAST`` have been measured, so many are.
     Those come first that would be the best if each were better than believed by a standard
     deviation."""
-    able = [one for one in candidates if one.key not in known or known[one.key].scores is not None]
+    able = [c for c in candidates if c.key not in results or results[c.key].scores is not None]
     others = {
-        one.key: (known[one.key].scores or () if one.key in known else one.predicted)[1:]
-        for one in able
+        c.key: (results[c.key].scores or () if c.key in results else c.predicted)[1:] for c in able
     }
-    beliefs = believe(able, known)
+    beliefs = believe(able, results)
     rivals = sorted((belief.at(_SURE), others[key]) for key, belief in beliefs.items())
 
     def may_be_best(key: str) -> bool:
@@ -57,17 +56,17 @@ def hopeful(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> list[
         return True
 
     order = ranked(beliefs, lambda key: (beliefs[key].at(-1.0), *others[key]))
-    least = LEAST if sum(one.key in known for one in able) < LEAST else 0
-    return [key for at, key in enumerate(order) if at < least or may_be_best(key)]
+    least = LEAST if sum(point.key in results for point in able) < LEAST else 0
+    return [key for place, key in enumerate(order) if place < least or may_be_best(key)]
 
 
-def believe(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> dict[str, Belief]:
+def believe(candidates: Sequence[Candidate], results: Mapping[str, Told]) -> dict[str, Belief]:
     """Returns what is believed of points that did not fail, by their keys."""
-    predicted = {one.key: _log(one.predicted[0]) for one in candidates}
-    doubt = max((one.doubt for one in candidates), default=_UNKNOWN)
+    predicted = {point.key: _log(point.predicted[0]) for point in candidates}
+    doubt = max((point.doubt for point in candidates), default=_UNKNOWN)
     if not all(map(math.isfinite, predicted.values())):
         predicted, doubt = dict.fromkeys(predicted, 0.0), _UNKNOWN
-    runs = _Runs({key: known[key] for key in predicted if key in known})
+    runs = _Runs({key: results[key] for key in predicted if key in results})
     error = max(doubt, _LEAST) ** 2
     weights = {key: 1 / (error + runs.variance(key)) for key in runs.of}
     apart = {key: runs.value(key) - predicted[key] for key in runs.of}
@@ -77,14 +76,14 @@ def believe(candidates: Sequence[Candidate], known: Mapping[str, Told]) -> dict[
     squares = {key: (apart[key] - shared) ** 2 - runs.variance(key) for key in told}
     learned = _PRIOR * error + sum(told[key] * squares[key] for key in told)
     error = max(learned / (_PRIOR + sum(told.values())), error / _PRIOR**2)
-    found = {}
-    for key, at in predicted.items():
-        mean, variance = at + shared, error
+    beliefs = {}
+    for key, value in predicted.items():
+        mean, variance = value + shared, error
         if key in runs.of:
             part = error / (error + runs.variance(key))
             mean, variance = mean + part * (runs.value(key) - mean), (1 - part) * error
-        found[key] = Belief(mean, math.sqrt(variance))
-    return found
+        beliefs[key] = Belief(mean, math.sqrt(variance))
+    return beliefs
 
 
 class _Runs:
@@ -92,11 +91,8 @@ class _Runs:
 
     def __init__(self, of: Mapping[str, Told]) -> None:
         self.of = of
-        spreads = [
-            statistics.stdev(one.samples) / statistics.fmean(one.samples)
-            for one in of.values()
-            if len(one.samples) > 1
-        ]
+        several = [told.samples for told in of.values() if len(told.samples) > 1]
+        spreads = [statistics.stdev(samples) / statistics.fmean(samples) for samples in several]
         self._noise = _OF_MEDIAN * (statistics.median(spreads) if spreads else _NOISE) ** 2
 
     def value(self, key: str) -> float:

@@ -13,13 +13,13 @@ from ringray.lab.search.base import Ask, Candidate, Method, Search, SearchSettin
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     """Asks for one point a round."""
-    order = sorted(candidates, key=lambda one: [value for _, value in one.choices])
+    order = sorted(candidates, key=lambda point: [value for _, value in point.choices])
     works, fails, step = -1, len(order), 1
     while fails - works > 1:
-        at = (works + fails) // 2 if works >= 0 else max(0, fails - step)
-        asked = order[at].key
+        middle = (works + fails) // 2 if works >= 0 else max(0, fails - step)
+        asked = order[middle].key
         told = (yield [Ask(asked, settings.repeats)])[asked]
-        works, fails = (at, fails) if told.scores is not None else (works, at)
+        works, fails = (middle, fails) if told.scores is not None else (works, middle)
         step *= 2
 
 

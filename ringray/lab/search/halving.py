@@ -20,47 +20,47 @@ _WIDTH = 3  # further ones of a round, which may be measured in parallel
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     """Asks for many points in a first round, then for fewer in each round."""
-    warmup, left = settings.warmup, settings.runs(len(candidates))
-    had = {one.key: 0 for one in candidates}
-    known: dict[str, Told] = {}
+    warmup, runs = settings.warmup, settings.runs(len(candidates))
+    had = {point.key: 0 for point in candidates}
+    measured: dict[str, Told] = {}
     rounds: list[tuple[int, int]] = []
-    while best := hopeful(candidates, known):
-        if not known:
-            rounds = _rounds(len(best), settings, left)
+    while best := hopeful(candidates, measured):
+        if not measured:
+            rounds = _rounds(len(best), settings, runs)
         points, repeats = rounds.pop(0) if rounds else (_WIDTH, settings.repeats)
         asks, spent = [], 0
         for key in [key for key in best if had[key] < repeats][:points]:
             price = warmup + repeats - had[key]
-            if spent + price <= left:
+            if spent + price <= runs:
                 spent += price
                 asks.append(Ask(key, repeats, repeats == settings.repeats))
         if not asks:
             return
-        left -= spent
+        runs -= spent
         had |= {ask.key: repeats for ask in asks}
-        known |= yield asks
+        measured |= yield asks
 
 
-def _rounds(points: int, settings: SearchSettings, left: int) -> list[tuple[int, int]]:
+def _rounds(points: int, settings: SearchSettings, runs: int) -> list[tuple[int, int]]:
     """Returns the points and repeats of each round, for as many points as the runs allow."""
-    found = _quarters(1, settings.repeats)
+    rounds = _quarters(1, settings.repeats)
     for count in range(2, points + 1):
-        more, price, before = _quarters(count, settings.repeats), 0, 0
-        for some, repeats in more:
+        longer, price, before = _quarters(count, settings.repeats), 0, 0
+        for some, repeats in longer:
             price += some * (settings.warmup + repeats - before)
             before = repeats
-        if price <= left:
-            found = more
-    return found
+        if price <= runs:
+            rounds = longer
+    return rounds
 
 
 def _quarters(points: int, repeats: int) -> list[tuple[int, int]]:
-    found, runs = [], 1
+    quarters, runs = [], 1
     while points > _FINALISTS and runs < repeats:
-        found.append((points, runs))
+        quarters.append((points, runs))
         points = max(_FINALISTS, -(-points // _PART))
         runs = runs * _PART if 2 * _PART * runs <= repeats else repeats
-    return [*found, (points, repeats)]
+    return [*quarters, (points, repeats)]
 
 
 METHOD = Method(search, "likely points once, the better quarter again, a few in full", ("budget",))

@@ -30,12 +30,10 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
             seed=settings.seed, multivariate=True, n_startup_trials=4
         )
     study = optuna.create_study(directions=["minimize"] * settings.objectives, sampler=sampler)
-    space = {
-        name: optuna.distributions.CategoricalDistribution(
-            tuple(dict.fromkeys(dict(c.choices)[name] for c in candidates))
-        )
-        for name, _ in candidates[0].choices
-    }
+    space: dict[str, Any] = {}
+    for name, _ in candidates[0].choices:
+        values = tuple(dict.fromkeys(dict(c.choices)[name] for c in candidates))
+        space[name] = optuna.distributions.CategoricalDistribution(values)
     by_choices = {candidate.choices: candidate for candidate in candidates}
     sketch = max(1, settings.repeats // _SKETCH)
     finalists = min(_FINALISTS, len(candidates))
@@ -44,37 +42,37 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     if rounds <= finalists:  # then every proposal is measured in full
         sketch, rounds = settings.repeats, runs // each
     rounds = min(rounds, len(candidates))
-    likely = ranked(candidates, lambda one: one.predicted)
+    likely = ranked(candidates, lambda point: point.predicted)
     for candidate in likely[: -(-rounds // 4)]:
         study.enqueue_trial(dict(candidate.choices))
-    known: dict[str, Told] = {}
+    measured: dict[str, Told] = {}
     drawn = iter(likely)
-    while len(known) < rounds:
-        proposed = _propose(study, space, by_choices, known)
+    while len(measured) < rounds:
+        proposed = _propose(study, space, by_choices, measured)
         if proposed is None:
-            candidate = next(one for one in drawn if one.key not in known)
+            candidate = next(point for point in drawn if point.key not in measured)
             study.enqueue_trial(dict(candidate.choices))
             proposed = study.ask(space), candidate
         trial, candidate = proposed
         told = (yield [Ask(candidate.key, sketch)])[candidate.key]
-        known[candidate.key] = told
+        measured[candidate.key] = told
         _tell(study, trial, told.scores)
-    able = [key for key, told in known.items() if told.scores is not None]
-    best = ranked(able, lambda key: known[key].scores or ())[:finalists]
+    able = [key for key, told in measured.items() if told.scores is not None]
+    best = ranked(able, lambda key: measured[key].scores or ())[:finalists]
     if best and sketch < settings.repeats:
         yield [Ask(key, settings.repeats, together=True) for key in best]
 
 
 def _propose(
-    study: Any, space: dict[str, Any], by_choices: dict[Any, Candidate], known: dict[str, Told]
+    study: Any, space: dict[str, Any], by_choices: dict[Any, Candidate], measured: dict[str, Told]
 ) -> tuple[Any, Candidate] | None:
     """Returns a proposal that exists and was not measured; repeated proposals get their score."""
     for _ in range(_TRIES):
         trial = study.ask(space)
         candidate = by_choices.get(tuple((name, trial.params[name]) for name in space))
-        if candidate is not None and candidate.key not in known:
+        if candidate is not None and candidate.key not in measured:
             return trial, candidate
-        _tell(study, trial, known[candidate.key].scores if candidate is not None else None)
+        _tell(study, trial, measured[candidate.key].scores if candidate is not None else None)
     return None
 
 
