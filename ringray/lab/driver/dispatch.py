@@ -65,7 +65,7 @@ class Dispatcher:
                 if isinstance(future.exception(), PlaceError) and len(self._rings) > 1:
                     ring.close()  # others have the room
                     self._rings.remove(ring)
-                    self._own = {key: one for key, one in self._own.items() if one is not ring}
+                    self._own = {key: pool for key, pool in self._own.items() if pool is not ring}
                     self._waiting.append(work)
                     continue
                 ring.rest()
@@ -84,8 +84,8 @@ class Dispatcher:
                 machines.grows
                 or not machines.fits(ring.placement(config), config.ring_size, away, [ring])
             ):
-                for one in idle:
-                    one.close()
+                for pool in idle:
+                    pool.close()
                 return
 
     def _starting(self) -> Iterator[tuple[Work, RingPool]]:
@@ -117,15 +117,15 @@ class Dispatcher:
         busy = [ring for _, ring in self._running.values()]
         free = [ring for ring in self._rings if ring not in busy]
         if self._machines is None:  # the first ring compares the finalists, one after another
-            free = [one for one in free if one is self._rings[0]] if work.together else free
+            free = [pool for pool in free if pool is self._rings[0]] if work.together else free
             return free[0] if free else None
         study = problem_of(work.trial) if self._compared else work.trial.key
         if study in self._own:
-            free = [one for one in free if one is self._own[study]]
-        found = self._with_room(work, free, busy)
-        if found is not None and self._compared:
-            self._own[study] = found
-        return found
+            free = [pool for pool in free if pool is self._own[study]]
+        chosen = self._with_room(work, free, busy)
+        if chosen is not None and self._compared:
+            self._own[study] = chosen
+        return chosen
 
     def _with_room(self, work: Work, free: list[RingPool], busy: list[RingPool]) -> RingPool | None:
         machines, config = self._machines, work.trial.config

@@ -73,15 +73,11 @@ class Exporter:
         """Returns all numbers as they are now."""
         with self._lock:
             counts, numbers = Counter(self._ended.values()), self._numbers
-            found: list[Sample] = [(TRIALS, status, counts[status]) for status in STATUSES]
-            found.append((PENDING, "", self._planned - len(self._ended)))
-            found += [(RING_STARTS, cause, count) for cause, count in self._starts.items()]
-        found += [
-            (one, "", numbers[one.metric] * one.scale)
-            for one in EXPORTED
-            if math.isfinite(numbers.get(one.metric, math.nan))
-        ]
-        return found
+            samples: list[Sample] = [(TRIALS, status, counts[status]) for status in STATUSES]
+            samples.append((PENDING, "", self._planned - len(self._ended)))
+            samples += [(RING_STARTS, cause, count) for cause, count in self._starts.items()]
+        values = ((x, numbers.get(x.metric, math.nan) * x.scale) for x in EXPORTED)
+        return samples + [(x, "", value) for x, value in values if math.isfinite(value)]
 
     def _push(self, over: threading.Event, note: Callable[[str], None]) -> None:
         """Pushes until ``over`` is set, and then once more."""
@@ -89,18 +85,18 @@ class Exporter:
             from ray.util import metrics as of_ray
 
             types: dict[str, Any] = {"gauge": of_ray.Gauge, "counter": of_ray.Counter}
-            made = {one: types[one.type](one.name, one.help, one.labels) for one in EXPORTED}
+            made = {x: types[x.type](x.name, x.help, x.labels) for x in EXPORTED}
             pushed: dict[tuple[ExportedMetric, str], float] = {}
             last = False
             while not last:
                 last = over.wait(PUSH_S)
-                for one, label, value in self.samples():
-                    tags = {**self._sweep, one.label: label} if one.label else self._sweep
-                    more = value - pushed.get((one, label), 0.0)
-                    pushed[one, label] = value
-                    if one.type == "gauge":
-                        made[one].set(value, tags)
-                    elif more:
-                        made[one].inc(more, tags)
+                for metric, label, value in self.samples():
+                    tags = {**self._sweep, metric.label: label} if metric.label else self._sweep
+                    increase = value - pushed.get((metric, label), 0.0)
+                    pushed[metric, label] = value
+                    if metric.type == "gauge":
+                        made[metric].set(value, tags)
+                    elif increase:
+                        made[metric].inc(increase, tags)
         except Exception as error:  # of many types; none of them is worth a trial
             note(f"no more metrics for Prometheus: {reason_of(error)}")

@@ -78,45 +78,41 @@ class Resume:
 
     def infos(self) -> list[TrialInfo]:
         """Returns all trials as the store takes them."""
-        kept = {key: row.reason or "" for key, row in self.done.items() if row.status == "pruned"}
-        reasons = {**self.pruned, **kept}
+        pruned = {key: row.reason or "" for key, row in self.done.items() if row.status == "pruned"}
+        reasons = {**self.pruned, **pruned}
         # A measurement keeps the prediction that was made before it.
         before = {key: row.predicted for key, row in self.done.items() if row.metrics}
-        return [
-            TrialInfo(
-                t.key, t.index, t.config.as_dict(), before.get(t.key, cost_dict(t)),
-                reasons.get(t.key),
-            )
-            for t in self.plan.trials
-        ]  # fmt: skip
+        infos = []
+        for t in self.plan.trials:
+            predicted = before.get(t.key, cost_dict(t))
+            flat, reason = t.config.as_dict(), reasons.get(t.key)
+            infos.append(TrialInfo(t.key, t.index, flat, predicted, reason))
+        return infos
 
     def present(self, environment: dict[str, Any]) -> list[TrialRow]:
         """Returns the rows of the present identity, and those of pruned points, by time."""
         now = provenance.measured_parts(environment)
         rows = {**self.rows, **self.done}.values()
-        found = [
-            row for row in rows
-            if row.status == "pruned" or provenance.measured_parts(row.environment or {}) == now
-        ]  # fmt: skip
-        return sorted(found, key=lambda row: row.ended or 0.0)
+
+        def is_present(row: TrialRow) -> bool:
+            parts = provenance.measured_parts(row.environment or {})
+            return row.status == "pruned" or parts == now
+
+        return sorted(filter(is_present, rows), key=lambda row: row.ended or 0.0)
 
     def provenance(self, environment: dict[str, Any]) -> list[str]:
         """Says which measurements are taken from before, and why the others are made again."""
         commits = Counter(provenance.commit(row.environment) for row in self.done.values())
-        said = [
+        lines = [
             f"taken from before: {units.plural(count, 'trial')}"
             f"{f' of commit {commit}' if commit else ''}, the same code in ranks"
             for commit, count in commits.items()
         ]
-        recorded = (self.rows.get(trial.key) for trial in self.plan.runnable)
-        stale = [
-            row for row in recorded
-            if row and row.status not in (None, "pruned") and row.key not in self.done
-        ]  # fmt: skip
-        reasons = Counter(
-            "--again" if self.again else _why_again(row, environment) for row in stale
-        )
-        return said + [
+        keys = [t.key for t in self.plan.runnable if t.key in self.rows and t.key not in self.done]
+        stale = [row for key in keys if (row := self.rows[key]).status not in (None, "pruned")]
+        why = (_why_again(row, environment) for row in stale)
+        reasons = Counter(["--again"] * len(stale) if self.again else why)
+        return lines + [
             f"to be measured again: {units.plural(count, 'trial')}, {why}"
             for why, count in reasons.items()
         ]
@@ -127,23 +123,23 @@ def _standing(
 ) -> tuple[dict[str, TrialRow], dict[str, int]]:
     """Returns the measurements that stand and the numbers of those that are not current."""
     history: dict[str, list[Kept]] = {}
-    for kept in sorted(store.history(plan.digest), key=lambda kept: kept.trial.ended or 0.0):
-        history.setdefault(kept.trial.key, []).insert(0, kept)
+    for record in sorted(store.history(plan.digest), key=lambda had: had.trial.ended or 0.0):
+        history.setdefault(record.trial.key, []).insert(0, record)
     done, earlier = {}, {}
     for trial in plan.runnable:
         current = [Kept(rows[trial.key], 0)] if trial.key in rows else []
-        for kept in (*current, *history.get(trial.key, ())):
-            if _stands(trial, kept.trial, plan, environment):
-                done[trial.key] = kept.trial
-                if kept.seq:
-                    earlier[trial.key] = kept.seq
+        for record in (*current, *history.get(trial.key, ())):
+            if _stands(trial, record.trial, plan, environment):
+                done[trial.key] = record.trial
+                if record.seq:
+                    earlier[trial.key] = record.seq
                 break
     return done, earlier
 
 
 def _why_again(row: TrialRow, environment: dict[str, Any]) -> str:
     """Says why a recorded measurement does not stand."""
-    then, now = (provenance.measured_parts(one or {}) for one in (row.environment, environment))
+    then, now = map(provenance.measured_parts, (row.environment or {}, environment))
     if then["kernels"] != now["kernels"]:
         commit = provenance.commit(row.environment)
         return "measured with other code in ranks" + (f" at commit {commit}" if commit else "")
@@ -180,11 +176,11 @@ def _refusals(plan: Plan, cluster: Cluster) -> dict[str, str]:
         )
     # Ranks that work alone are placed one by one, and all of them at the same time.
     size = {"ring_size": plan.spec.sweep("ring", "size")[0]} if ranks_alone else {}
-    found = {
+    refusals = {
         trial.key: wrong or cluster.refusal(replace(trial.config, **size))
         for trial in plan.runnable
     }
-    refused = {key: reason for key, reason in found.items() if reason is not None}
+    refused = {key: reason for key, reason in refusals.items() if reason is not None}
     if len(refused) == len(plan.runnable):
         reason = next(iter(refused.values()))
         raise PlaceError(str(plan.spec.error(reason.field, reason.text)))

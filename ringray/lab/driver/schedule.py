@@ -13,13 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from ringray.lab.driver.studies import (
-    StudyResult,
-    outcome_of,
-    refused_and_ended,
-    results,
-    score_of,
-)
+from ringray.lab.driver.studies import StudyResult, outcome_of, refused_and_ended, results, score_of
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan
@@ -81,11 +75,8 @@ class Schedule:
         self._beaten = Counter(problem_of(trial) for trial in beaten)
         self._studies = [self._study(plan, group) for group in studies(trials)]
         self._of = {key: study for study in self._studies for key in study.trials}
-        self._open = [
-            study
-            for study in self._studies
-            if unasked is None or any(k not in done and k not in unasked for k in study.trials)
-        ]
+        over = {*done, *(unasked or ())}
+        self._open = [x for x in self._studies if unasked is None or x.trials.keys() - over]
         self._left = [study for study in self._studies if study not in self._open]
 
     def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
@@ -93,25 +84,17 @@ class Schedule:
         # A choice is kept only if it beats the default, which needs half of the other's runs.
         usual = defaults(trials) if KINDS[plan.spec.kind].tunes else []
         half = -(-measure.repeats // 2)
-        settings = SearchSettings(
-            measure.repeats, measure.warmup, search.share, search.seed or 0,
-            len(self._objectives), self._beaten[problem_of(trials[0])],
-            len(usual) * (measure.warmup + half),
-        )  # fmt: skip
-        varying = [
-            name
-            for name in searched(plan.spec.kind)
-            if len({getattr(t.config, name) for t in trials}) > 1
-        ]
-        candidates = [
-            Candidate(
-                trial.key,
-                tuple((name, getattr(trial.config, name)) for name in varying),
-                tuple(_prediction(name, trial.predicted) for name in self._objectives),
-                _doubt(self._objectives[0], trial.predicted),
-            )
-            for trial in trials
-        ]
+        runs = measure.repeats, measure.warmup, search.share, search.seed or 0
+        beaten, besides = self._beaten[problem_of(trials[0])], len(usual) * (measure.warmup + half)
+        settings = SearchSettings(*runs, len(self._objectives), beaten, besides)
+        names = searched(plan.spec.kind)
+        varying = [name for name in names if len({getattr(t.config, name) for t in trials}) > 1]
+        candidates = []
+        for trial in trials:
+            choices = tuple((name, getattr(trial.config, name)) for name in varying)
+            scores = tuple(_prediction(name, trial.predicted) for name in self._objectives)
+            doubt = _doubt(self._objectives[0], trial.predicted)
+            candidates.append(Candidate(trial.key, choices, scores, doubt))
         asking = METHODS[search.method].search(candidates, settings)
         asking = then(asking, [trial.key for trial in usual], half)
         return _Study({trial.key: trial for trial in trials}, asking)
@@ -151,11 +134,8 @@ class Schedule:
 
     def found(self) -> list[StudyResult]:
         """Returns the result of every study that has ended."""
-        return [
-            outcome_of(list(study.trials.values()), self._results, self._objectives)
-            for study in self._studies
-            if study not in self._open
-        ]
+        over = (study for study in self._studies if study not in self._open)
+        return [outcome_of([*x.trials.values()], self._results, self._objectives) for x in over]
 
 
 class _Study:

@@ -16,14 +16,7 @@ from ringray.lab.search.base import Told, layers, score
 from ringray.lab.trial.config import CHOICES, TrialConfig
 from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.metrics import METRICS, columns
-from ringray.lab.trial.outcome import (
-    NOT_TRIED,
-    UNASKED,
-    Outcome,
-    TrialRow,
-    foreign_share,
-    runs_of,
-)
+from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow, foreign_share, runs_of
 from ringray.lab.trial.ranking import RankedPoint, Ranking, rank, timed
 from ringray.traffic import geometry
 from ringray.tuning import table as tuned
@@ -71,9 +64,7 @@ def score_of(
 
 
 def outcome_of(
-    trials: Sequence[Trial],
-    results: Mapping[str, Outcome | TrialRow],
-    objectives: Sequence[str],
+    trials: Sequence[Trial], results: Mapping[str, Outcome | TrialRow], objectives: Sequence[str]
 ) -> StudyResult:
     """Returns what the ``trials`` of a study have shown, by their ``results`` so far.
 
@@ -87,36 +78,27 @@ def outcome_of(
     ranked: dict[str, RankedPoint] = {}
     for same in points.values():
         told = {t.key: score_of(results[t.key], objectives).scores for t in same}
-        known = sorted((one, key) for key, one in told.items() if one is not None)
-        if known:
-            by_objective = zip(*(one for one, _ in known), strict=True)
-            key = known[(len(known) - 1) // 2][1]
+        ranked_keys = sorted((some, key) for key, some in told.items() if some is not None)
+        if ranked_keys:
+            by_objective = zip(*(some for some, _ in ranked_keys), strict=True)
+            key = ranked_keys[(len(ranked_keys) - 1) // 2][1]
             scores[key] = tuple(map(statistics.median, by_objective))
-            replicas = [results[key] for _, key in known]
+            replicas = [results[key] for _, key in ranked_keys]
             ranked[key] = RankedPoint(key, same[0].config.as_dict(), replicas)
     ranking = rank(ranked.values(), objectives[0])
     best = next(iter(ranking.keys), None)
     among = list(scores) if len(objectives) > 1 else ranking.keys
-    front = next(layers(among, scores.__getitem__), [])
     threads = {trial.key: trial.config.threads for trial in trials}
     usual = [t for t in defaults(trials) if best and t.config.threads == threads[best]]
     usual.sort(key=lambda trial: trial.config.backend not in _USUAL)
     default = next((trial.key for trial in usual if trial.key in scores), None)
-    return StudyResult(
-        tuple(trials),
-        best,
-        tuple(front),
-        tuple(trial.key for trial in trials if trial.key not in results),
-        sum(runs_of(results[trial.key]) for trial in trials if trial.key in results),
-        ranking,
-        default,
-        best is not None
-        and len(scores) > 1
-        and (
-            default is None
-            or rank([ranked[best], ranked[default]], objectives[0]).winner == best != default
-        ),
-    )
+    better = best is not None and len(scores) > 1
+    if better and best and default:
+        better = rank([ranked[best], ranked[default]], objectives[0]).winner == best != default
+    unasked = tuple(trial.key for trial in trials if trial.key not in results)
+    runs = sum(runs_of(results[trial.key]) for trial in trials if trial.key in results)
+    front = tuple(next(layers(among, scores.__getitem__), []))
+    return StudyResult(tuple(trials), best, front, unasked, runs, ranking, default, better)
 
 
 def refused_and_ended(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]]:
@@ -136,14 +118,14 @@ def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
     """Returns the results of all studies of a sweep that is over, in the plan's order."""
     refused, ended = refused_and_ended(rows)
     groups = studies([trial for trial in plan.runnable if trial.key not in refused])
-    found = [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
+    outcomes = [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
     backends = [{trial.config.backend for trial in group} for group in groups]
     if not set().union(*backends) & _USUAL:
-        return found
+        return outcomes
     # A backend that is a study by itself is no default: `entries` compares it with the others.
     return [
-        one if own & _USUAL else replace(one, default=None, better=True)
-        for one, own in zip(found, backends, strict=True)
+        outcome if own & _USUAL else replace(outcome, default=None, better=True)
+        for outcome, own in zip(outcomes, backends, strict=True)
     ]
 
 
@@ -186,19 +168,19 @@ def entries(plan: Plan, rows: Sequence[TrialRow], cores: int = 0) -> list[tuned.
         entry = _entry(plan, trial, by_key[study.best], backends)
         if len({one.config.threads for one in study.trials}) > 1:
             entry = replace(entry, choice={**entry.choice, "threads": trial.config.threads})
-        at = entry.place, entry.bucket, entry.choice["backend"]
+        place = entry.place, entry.bucket, entry.choice["backend"]
         problem = replace(trial.config, blocks=None, replica=0)
-        if at in kept and kept[at][0] == problem:
+        if place in kept and kept[place][0] == problem:
             # Of kernels that are tuned one by one, each adds its blocks.
-            before = kept[at][1]
+            before = kept[place][1]
             blocks = f"{before.choice['blocks']},{entry.choice['blocks']}"
             choice, when = {**before.choice, "blocks": blocks}, entry.when
             entry = replace(min(before, entry, key=_time), choice=choice, when=when)
-        elif at in kept and _size(kept[at][0]) > _size(problem):
+        elif place in kept and _size(kept[place][0]) > _size(problem):
             continue
-        kept[at] = problem, entry
+        kept[place] = problem, entry
     fastest: dict[tuple[tuned.Place, tuned.Bucket], tuned.Entry] = {}
-    for _, entry in sorted(kept.values(), key=lambda one: (-_size(one[0]), _time(one[1]))):
+    for _, entry in sorted(kept.values(), key=lambda pair: (-_size(pair[0]), _time(pair[1]))):
         fastest.setdefault((entry.place, entry.bucket), entry)
     return list(fastest.values())
 
@@ -222,12 +204,12 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow, backends: Collection[str]) -
     names = CHOICES if use == "strategy" else ("blocks",)
     choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
     choice["backend"] = on_device(choice.get("backend", config.backend), place.device)
-    compared = {on_device(one, place.device) for one in backends}
+    compared = {on_device(backend, place.device) for backend in backends}
     if len(compared) > 1:
         choice["compared"] = sorted(compared)
     if choice.get("backward") == "auto":
         choice["backward"] = tuned.DEFAULTS["backward"]
-    kept = [metric.name for metric in columns("tuned")]
-    metrics = {name: row.metrics[name] for name in kept if name in row.metrics}
+    names_kept = [metric.name for metric in columns("tuned")]
+    metrics = {name: row.metrics[name] for name in names_kept if name in row.metrics}
     bucket = getattr(config.buckets(place.device), use)
     return tuned.Entry(use, place, bucket, choice, metrics, plan.digest, row.ended or 0.0)

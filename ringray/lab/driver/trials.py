@@ -65,7 +65,6 @@ class TrialRunner:
         self,
         plan: Plan,
         cluster: Cluster,
-        *,
         record: Callable[[Trial, Outcome], None],
         environment: Mapping[str, Any],
         observer: Observer,
@@ -90,18 +89,8 @@ class TrialRunner:
         if not alone and count > 1:
             shared, grows = spec.ring.concurrent is not None, cluster.reach != cluster.present
             self._machines = Machines(ray.nodes, shared=shared, grows=grows)
-        self._rings = [
-            RingPool(
-                cluster,
-                spec,
-                self._note,
-                self._quarantine,
-                self._stop,
-                self._machines,
-                exporter.ring_started,
-            )
-            for _ in range(count)
-        ]
+        shared_by_all = self._quarantine, self._stop, self._machines, exporter.ring_started
+        self._rings = [RingPool(cluster, spec, self._note, *shared_by_all) for _ in range(count)]
         self._ended: float | None = None  # end of the last trial, on perf_counter
 
     def close(self) -> None:
