@@ -46,7 +46,7 @@ def measured(name: str) -> list[TrialRow]:
 
 def show(title: str, rows: Sequence[Row], unit: str) -> None:
     """Prints the table of ``rows``."""
-    table = tables.bare_table("", "printed", "ours", "ratio", " ", left=("", " "))
+    table = tables.bare_table("", "printed", "ours", "ratio", " ", texts=("", " "))
     for row in rows:
         table.add_row(row.cell, number(row.printed), number(row.ours), digits(row.ratio), row.note)
     console = tables.console()

@@ -52,7 +52,8 @@ def rows() -> list[Asked]:
 def main() -> None:
     """Prints the table."""
     heads = ("on", "context", "the document", "smallest ring", "x time", "fastest", "by", "step")
-    table = tables.bare_table(*heads, left=("on", "the document", "smallest ring", "fastest", "by"))
+    texts = ("on", "the document", "smallest ring", "fastest", "by")
+    table = tables.bare_table(*heads, texts=texts)
     for one in rows():
         best, ring = one.best, one.smallest
         table.add_row(

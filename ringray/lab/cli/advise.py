@@ -178,11 +178,10 @@ def _fastest(wish: Wish, found: list[Proposal]) -> tuple[dict[str, Any], list[An
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:
-    left = ("transport", "partition", "walk back", "kept", "limited by")
-    table = tables.bare_table(
-        "#", *map(str.upper, _DEGREES), *left[:4], "step", "tokens/s", "MFU", "paper's",
-        "memory/rank", left[4], left=left,
-    )  # fmt: skip
+    texts = ("transport", "partition", "walk back", "kept", "limited by")
+    numbers = ("step", "tokens/s", "MFU", "paper's", "memory/rank")
+    heads = ("#", *map(str.upper, _DEGREES), *texts[:4], *numbers, texts[4])
+    table = tables.bare_table(*heads, texts=texts)
     for number, row in enumerate(rows, 1):
         table.add_row(
             str(number), *map(str, row["degrees"].values()),

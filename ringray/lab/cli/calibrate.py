@@ -49,7 +49,7 @@ def _print(entry: Hardware) -> None:
     unit, scale = ("GFLOP/s", 1e9) if entry.cores else ("TFLOP/s", 1e12)
     console.print(f"{entry.title}: {unit} of one rank's attention, by the rows of a call\n")
     texts = ("dtype", "pass", "visible keys")
-    table = tables.bare_table(*texts, "head dim", *map(str, rows), left=texts)
+    table = tables.bare_table(*texts, "head dim", *map(str, rows), texts=texts)
     for curve in entry.attention:
         seen = "up to itself" if curve.causal else "in steps" if curve.stepped else "all"
         rates = (units.digits(curve.rates[n] / scale) if n in curve.rates else "" for n in rows)

@@ -22,7 +22,7 @@ def examples(arguments: argparse.Namespace) -> int:
     """Lists the examples, or copies one."""
     found = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml"))}
     if arguments.name is None:
-        table = tables.bare_table("example", "why", left=("example", "why"))
+        table = tables.bare_table("example", "why", texts=("example", "why"))
         for name, path in found.items():
             table.add_row(name, _first_sentence(path.read_text(encoding="utf-8")))
         tables.show(table, tables.console())

@@ -72,7 +72,7 @@ def _matrix(found: ClusterLinks, scale: float) -> Table:
         if one.error is not None:
             texts[one.nodes] = texts[one.nodes[::-1]] = "none"
     everyone = range(len(found.nodes))
-    table = bare_table("", "node", *(str(at + 1) for at in everyone), left=("node",))
+    table = bare_table("", "node", *(str(at + 1) for at in everyone), texts=("node",))
     for row in everyone:
         cells = (texts.get((row, column), units.ABSENT) for column in everyone)
         table.add_row(str(row + 1), found.nodes[row].name, *cells)
@@ -83,7 +83,7 @@ def _by_node(found: ClusterLinks, scale: float) -> Table:
     from ringray.lab.report.tables import bare_table
 
     heads = ("node", "slowest", "to", "median", "fastest", "ms", "none to")
-    table = bare_table(*heads, left=("node", "to"))
+    table = bare_table(*heads, texts=("node", "to"))
     for at, node in enumerate(found.nodes):
         mine = [one for one in found.pairs if at in one.nodes]
         good = sorted((one for one in mine if one.error is None), key=lambda one: one.bandwidth)

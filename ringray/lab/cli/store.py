@@ -12,14 +12,7 @@ from ringray.base import leftovers, private_files, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, JSON, ON_HEAD, STORE, SWEEP, Option, append, options
-from ringray.lab.cli.results import (
-    ROWS,
-    print_history,
-    print_page,
-    print_state,
-    print_sweep,
-    say,
-)
+from ringray.lab.cli.results import ROWS, print_history, print_page, print_state, print_sweep, say
 from ringray.lab.cluster.job_folder import check_lasting
 from ringray.lab.report import tables
 from ringray.lab.store.recover import recover as mend

@@ -27,11 +27,7 @@ class ClusterWatch:
     ``patience``: seconds without a sign of life; ``reason``: says why it has ended, if it can."""
 
     def __init__(
-        self,
-        name: str,
-        lives: Callable[[], bool],
-        patience: float,
-        reason: Callable[[], str] = str,
+        self, name: str, lives: Callable[[], bool], patience: float, reason: Callable[[], str] = str
     ) -> None:
         self._name, self._lives, self._patience, self._reason = name, lives, patience, reason
         self._error: ClusterError | None = None  # once Ray is lost

@@ -34,11 +34,13 @@ class BoardGroup:
     def status(self) -> str | None:
         """The worst status of the replicas that ended, None before the first."""
         worst = ("failed", "timeout", "oom", "ok", "pruned", None)
-        return min((one.status for one in self.ended.values()), key=worst.index, default=None)
+        statuses = (outcome.status for outcome in self.ended.values())
+        return min(statuses, key=worst.index, default=None)
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics of the replicas that are ok as one."""
-        return together([one.metrics for one in self.ended.values() if one.status == "ok"])
+        good = (outcome for outcome in self.ended.values() if outcome.status == "ok")
+        return together([outcome.metrics for outcome in good])
 
 
 @dataclass(frozen=True)
@@ -119,18 +121,18 @@ class Board:
 
     def best(self, answer: Callable[[list[TrialRow]], list[str]]) -> str:
         """Returns the ``answer`` so far for the problem that is being measured; "" without any."""
-        at = next((one.group for one in list(self.running.values())), self.last)
-        if at is None:
+        group = next((trial.group for trial in list(self.running.values())), self.last)
+        if group is None:
             return ""
-        problem = {name: at.config.get(name) for name in self._problems}
+        problem = {name: group.config.get(name) for name in self._problems}
         if self._best[0] != (self.done, problem):
-            rows = [
-                row for row in list(self.rows.values())
-                if problem == {name: row.config.get(name) for name in problem}
-            ]  # fmt: skip
-            said = (answer(rows) or [""])[0]
-            where = f" of {words.label(at.config, self._problems)}" if problem and said else ""
-            self._best = (self.done, problem), said and f"best{where}: {said}"
+            of_row = [
+                ({n: row.config.get(n) for n in problem}, row) for row in [*self.rows.values()]
+            ]
+            rows = [row for its_problem, row in of_row if its_problem == problem]
+            text = (answer(rows) or [""])[0]
+            where = f" of {words.label(group.config, self._problems)}" if problem and text else ""
+            self._best = (self.done, problem), text and f"best{where}: {text}"
         return self._best[1]
 
     @property
@@ -141,10 +143,8 @@ class Board:
     @property
     def counts(self) -> dict[str, int]:
         """Trials by status."""
-        found: Counter[str] = Counter({"pruned": self.pruned} if self.pruned else {})
-        for group in self.groups:
-            found.update(one.status for one in group.ended.values() if one.status is not None)
-        return found
+        ended = (outcome.status for group in self.groups for outcome in group.ended.values())
+        return Counter([*filter(None, ended), *["pruned"] * self.pruned])
 
     @property
     def elapsed_s(self) -> float:
@@ -172,23 +172,23 @@ def trial_line(board: Board, trial: Trial, outcome: Outcome | TrialRow) -> str:
 def _details(outcome: Outcome | TrialRow, trial: Trial) -> str:
     metrics = outcome.metrics
     texts = {name: words.metric(METRICS[name], metrics) for name in _TOLD if name in metrics}
-    said = []
+    parts = []
     if "median_ms" in texts:
         spread = f" ({texts['p20_ms'].replace('–', '-')})" if "p20_ms" in texts else ""
-        said.append(f"{texts['median_ms']} ms{spread}")
+        parts.append(f"{texts['median_ms']} ms{spread}")
     if "baseline_ms" in texts:
-        said.append(f"{trial.config.baseline} {texts['baseline_ms']} ms")
+        parts.append(f"{trial.config.baseline} {texts['baseline_ms']} ms")
     if "ratio" in texts:
-        said.append(f"ratio {texts['ratio']}")
+        parts.append(f"ratio {texts['ratio']}")
     if "hidden" in texts:
-        said.append(f"{texts['hidden']} of its transfers hidden")
+        parts.append(f"{texts['hidden']} of its transfers hidden")
     if (worst := worst_error(metrics)) is not None:
-        said.append(f"worst error {units.digits(worst)} of its budget")
+        parts.append(f"worst error {units.digits(worst)} of its budget")
     if outcome.attempts > 1:
-        said.append(f"{outcome.attempts} attempts")
+        parts.append(f"{outcome.attempts} attempts")
     if outcome.reason:
-        said.append(outcome.reason.splitlines()[0])
-    return "  ".join(said)
+        parts.append(outcome.reason.splitlines()[0])
+    return "  ".join(parts)
 
 
 def worst_error(metrics: Mapping[str, float]) -> float | None:

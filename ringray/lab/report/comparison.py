@@ -87,10 +87,12 @@ class Comparison:
     def regressions(self, above: float) -> list[PointChange]:
         """Returns the points that are worse by more than the share ``above`` whatever the noise, or
         that have no value any more."""
-        return [
-            point for point in self.points
-            if point.verdict == "lost" or (point.change and self._worse(point.change)[0] > above)
-        ]  # fmt: skip
+
+        def regressed(point: PointChange) -> bool:
+            worse = point.change is not None and self._worse(point.change)[0] > above
+            return worse or point.verdict == "lost"
+
+        return list(filter(regressed, self.points))
 
     def regressed(self, above: float) -> bool:
         """Tells whether the sweep as a whole is worse by more than ``above`` whatever the noise."""
@@ -140,21 +142,25 @@ def compare(
     in_turns = len(set(rounds.values())) == 2 * most > 4 and not others
     noise = SweepNoise(measured, which.exact, in_turns)
     changes = dict(zip(both, noise.points(), strict=True))
-    points = [
-        _point(pair, values[index], changes.get(index), which, margin)
-        for index, pair in enumerate(rows)
-    ]
+    points = []
+    for index, pair in enumerate(rows):
+        change = changes.get(index)
+        verdict = _verdict(change, which, margin) if change else None
+        points.append(_point(pair, values[index], change, verdict))
     overall = noise.overall()
-    only: list[list[Mapping[str, Any]]] = [
-        [same_point[0].config for key, same_point in ours.items()
-         if key not in theirs and any(row.status == "ok" for row in same_point)]
-        for ours, theirs in (sides, sides[::-1])
-    ]  # fmt: skip
+    only = _only(sides[0], sides[1]), _only(sides[1], sides[0])
     same = len(set(map(_measurement, a.rows)) & set(map(_measurement, b.rows)))
-    return Comparison(
-        a, b, which, points, overall, _verdict(overall, which, margin), (only[0], only[1]),
-        differences(a, b), noise.assumed, same,
-    )  # fmt: skip
+    verdict, changed = _verdict(overall, which, margin), differences(a, b)
+    assumed = noise.assumed
+    return Comparison(a, b, which, points, overall, verdict, only, changed, assumed, same)
+
+
+def _only(
+    points: Mapping[str, list[TrialRow]], others: Mapping[str, list[TrialRow]]
+) -> list[Mapping[str, Any]]:
+    """Returns the configs of the points with a trial that is ok and that ``others`` lack."""
+    alone = [rows for key, rows in points.items() if key not in others]
+    return [rows[0].config for rows in alone if any(row.status == "ok" for row in rows)]
 
 
 def _measurement(row: TrialRow) -> str:
@@ -218,20 +224,15 @@ def _point(
     rows: tuple[list[TrialRow], list[TrialRow]],
     values: Sequence[Values],
     change: Effect | None,
-    metric: Metric,
-    margin: float,
+    verdict: Verdict | None,
 ) -> PointChange:
+    """Returns the change of a point; ``verdict`` is None of a point without a change."""
     a, b = (math.exp(statistics.median(side.logs)) if side.logs else None for side in values)
     ended = [any(row.status == "ok" for row in side) for side in rows]
-    if change:
-        verdict = _verdict(change, metric, margin)
-    else:
+    if verdict is None:
         verdict = "absent" if ended[0] == ended[1] else "lost" if ended[0] else "gained"
-    reason = next(
-        (f"{row.status}: {row.reason or 'no value'}"
-         for side, value in zip(rows, (a, b), strict=True) if value is None for row in side),
-        "",
-    )  # fmt: skip
+    without = [*(rows[0] if a is None else []), *(rows[1] if b is None else [])]
+    reason = f"{without[0].status}: {without[0].reason or 'no value'}" if without else ""
     counts = len(values[0].logs), len(values[1].logs)
     return PointChange(rows[1][0].config, a, b, counts, change, verdict, reason)
 

@@ -17,10 +17,9 @@ from ringray.lab.report.noise import UNKNOWN, Effect
 from ringray.lab.report.tables import bare_table
 
 FORMAT = 2  # of the object of ``--json``; grows with each field
-_STYLES = {
-    "lost": "bold red", "slower": "red", "worse": "red", "faster": "green", "better": "green",
-    "gained": "", "equal": "", "not decided": "yellow", "absent": "bright_black",
-}  # fmt: skip
+_STYLES = {"lost": "bold red", "slower": "red", "worse": "red", "faster": "green"}
+_STYLES |= {"better": "green", "gained": "", "equal": "", "not decided": "yellow"}
+_STYLES |= {"absent": "bright_black"}
 _TONES = {"red": "bad", "bold red": "bad", "green": "good"}
 LEGEND = (
     "change: of the medians, and where it lies in 95% of comparisons; a verdict allows for all "
@@ -43,10 +42,9 @@ def answer(result: Comparison) -> list[str]:
         if only:
             lines.append(f"{plural(len(only), 'point')} in {side} only: {_names(result, only)}")
     if result.same:
-        which = "all measurements of A" if result.same == len(result.a.rows) else (
-            f"{result.same:,} of {plural(len(result.a.rows), 'measurement')} of A"
-        )  # fmt: skip
-        lines.append(f"A is compared with itself: {which} are in B, too")
+        which = f"{result.same:,} of {plural(len(result.a.rows), 'measurement')}"
+        which = "all measurements" if result.same == len(result.a.rows) else which
+        lines.append(f"A is compared with itself: {which} of A are in B, too")
     if result.assumed:
         lines.append(
             "each point was measured once, which tells nothing of its noise: no point is decided, "
@@ -116,7 +114,7 @@ def worst(points: Sequence[PointChange], less_is_better: bool) -> list[PointChan
 def points_table(result: Comparison, points: Sequence[PointChange]) -> Table:
     """Returns a line for each of ``points``."""
     heads, rows = _cells(result, points)
-    table = bare_table(*heads, left=("verdict", "why"))
+    table = bare_table(*heads, texts=("verdict", "why"))
     for point, row in zip(points, rows, strict=True):
         texts: list[str | Text] = [cell if isinstance(cell, str) else cell.text for cell in row]
         texts[heads.index("verdict")] = Text(point.verdict, _STYLES[point.verdict])
@@ -134,18 +132,16 @@ def _cells(
     reasons = any(point.reason for point in points)
     heads = [words.HEADS[name] for name in fields] or ["point"]
     heads += [f"A {heading}", f"B {heading}", "change", "95% interval", "replicas", "verdict"]
-
     rows: list[list[str | page.Number]] = []
     for point in points:
-        tone = _TONES.get(_STYLES[point.verdict], "")
-        change = point.change
-        rows.append([
-            *([words.value(name, point.config.get(name)) for name in fields] or ["1"]),
-            *(page.Number(words.number(metric, value), value) for value in (point.a, point.b)),
-            page.Number(_percent(change.ratio), change.ratio, tone) if change else ABSENT,
-            _between(change) if change else ABSENT,
-            "{}, {}".format(*point.replicas), point.verdict, *([point.reason] * reasons),
-        ])  # fmt: skip
+        cells: list[str | page.Number] = [ABSENT, ABSENT]
+        if change := point.change:
+            tone = _TONES.get(_STYLES[point.verdict], "")
+            cells = [page.Number(_percent(change.ratio), change.ratio, tone), _between(change)]
+        cells += ["{}, {}".format(*point.replicas), point.verdict, *([point.reason] * reasons)]
+        name = [words.value(name, point.config.get(name)) for name in fields] or ["1"]
+        values = [page.Number(words.number(metric, value), value) for value in (point.a, point.b)]
+        rows.append([*name, *values, *cells])
     return [*heads, *(["why"] * reasons)], rows
 
 
@@ -155,13 +151,20 @@ def record(result: Comparison, above: float | None) -> dict[str, Any]:
     def interval(change: Effect | None) -> dict[str, float] | None:
         return change and {"ratio": change.ratio, "low": change.low, "high": change.high}
 
+    def side(compared: ComparedSide) -> dict[str, str]:
+        return {"given": compared.label, "name": compared.name, "sweep": compared.digest}
+
+    points = [
+        {"config": point.config, "a": point.a, "b": point.b, "replicas": point.replicas}
+        | {"change": interval(point.change), "verdict": point.verdict}
+        | {"reason": point.reason or None}
+        for point in result.points
+    ]
     return {
         "format": FORMAT,
         "metric": result.metric.name,
-        **{
-            key: {"given": side.label, "name": side.name, "sweep": side.digest}
-            for key, side in (("a", result.a), ("b", result.b))
-        },
+        "a": side(result.a),
+        "b": side(result.b),
         "verdict": result.verdict,
         "overall": interval(result.overall),
         "same": result.same,
@@ -172,15 +175,8 @@ def record(result: Comparison, above: float | None) -> dict[str, Any]:
         "only": dict(zip("ab", map(len, result.only), strict=True)),
         "missing": result.only[0],
         "doubt": doubt(result, above) or None,
-        "points": [
-            {
-                "config": point.config, "a": point.a, "b": point.b, "replicas": point.replicas,
-                "change": interval(point.change), "verdict": point.verdict,
-                "reason": point.reason or None,
-            }
-            for point in result.points
-        ],
-    }  # fmt: skip
+        "points": points,
+    }
 
 
 def html(result: Comparison, above: float | None) -> str:
@@ -192,21 +188,20 @@ def html(result: Comparison, above: float | None) -> str:
     blocks.append(page.Listing(lines[1:]))
     points = worst(result.points, result.metric.less_is_better)
     heads, rows = _cells(result, points)
-    sides = [("A", origin(result.a)), ("B", origin(result.b))]
-    changed = [[*change] for change in result.changes]
-    return page.render(
-        f"{result.a.name} and {result.b.name} compared",
-        [
-            page.Section("Result", blocks),
-            page.Section("Points", [page.PageTable(LEGEND, heads, rows, sorts=True)]),
-            page.Section("What changed", [
-                page.Facts(sides),
-                page.PageTable("Facts in which A and B differ", ["fact", "A", "B"], changed)
-                if changed else page.Text("Nothing that is recorded."),
-            ]),
-        ],
+    changed: list[Any] = [page.Facts([("A", origin(result.a)), ("B", origin(result.b))])]
+    if result.changes:
+        caption, heads_of_facts = "Facts in which A and B differ", ["fact", "A", "B"]
+        changed.append(page.PageTable(caption, heads_of_facts, result.changes))
+    else:
+        changed.append(page.Text("Nothing that is recorded."))
+    table = page.PageTable(LEGEND, heads, rows, sorts=True)
+    parts = {"Result": blocks, "Points": [table], "What changed": changed}
+    sections = [page.Section(title, blocks) for title, blocks in parts.items()]
+    title, about = (
+        f"{result.a.name} and {result.b.name}",
         f"{result.a.label} against {result.b.label}",
-    )  # fmt: skip
+    )
+    return page.render(f"{title} compared", sections, about)
 
 
 def _percent(ratio: float) -> str:

@@ -24,21 +24,27 @@ class Measured(NamedTuple):
 
 def measurements(trials: Iterable[TrialRow], earlier: Iterable[TrialRow]) -> list[Measured]:
     """Returns all measurements in the order of the trials, those of one trial by time."""
-    found = [Measured(row, False) for row in earlier]
-    found += [Measured(row, True) for row in trials if row.status not in (None, "pruned")]
-    return sorted(found, key=lambda one: (one.row.index, one.row.key, one.row.ended or 0.0))
+    every = [Measured(row, False) for row in earlier]
+    every += [Measured(row, True) for row in trials if row.status not in (None, "pruned")]
+    return sorted(
+        every,
+        key=lambda measurement: (
+            measurement.row.index,
+            measurement.row.key,
+            measurement.row.ended or 0.0,
+        ),
+    )
 
 
-def history_table(found: Sequence[Measured], fields: Sequence[str]) -> Table:
+def history_table(measured: Sequence[Measured], fields: Sequence[str]) -> Table:
     """Returns a line for each measurement; hardware and versions only where they differ."""
-    places = [_place(one.row) for one in found]
+    places = [_place(measurement.row) for measurement in measured]
     names = dict.fromkeys(name for place in places for name in place)
     differing = [name for name in names if len({place.get(name) for place in places}) > 1]
-    table = tables.bare_table(
-        "#", *(words.HEADS[name] for name in fields), "ended", "commit", "code", *differing,
-        "status", "median ms", "current", left=("ended", "commit", "code", "status", *differing),
-    )  # fmt: skip
-    for (row, current), place in zip(found, places, strict=True):
+    texts = ("ended", "commit", "code", *differing, "status")
+    heads = ("#", *(words.HEADS[name] for name in fields), *texts, "median ms", "current")
+    table = tables.bare_table(*heads, texts=texts)
+    for (row, current), place in zip(measured, places, strict=True):
         environment = row.environment or {}
         table.add_row(
             str(row.index + 1),

@@ -42,11 +42,9 @@ _BAR = 10  # width of a bar, cells
 _BAR_WIDTH = 80  # least width of a terminal that gets bars, cells
 _BAR_TOP = 2.0  # ratio at which a bar is full
 _AROUND = 12  # lines around the rows: header, column heads, counts, now, best, fault, note
-_MARKS = {
-    "ok": ("✓", "+"), "oom": ("▲", "M"), "timeout": ("◷", "T"), "failed": ("✗", "x"),
-    "running": ("▶", ">"), "pending": ("·", "."),
-}  # fmt: skip
-"""Marks of a row by status, in UTF-8 and in ASCII."""
+# Marks of a row by status, in UTF-8 and in ASCII.
+_MARKED = ("ok", "oom", "timeout", "failed", "running", "pending")
+_MARKS = dict(zip(_MARKED, zip("✓▲◷✗▶·", "+MTx>.", strict=True), strict=True))
 
 
 def observer(file: TextIO) -> LiveTable | PlainLines:
@@ -71,12 +69,11 @@ class PlainLines:
     def sweep_started(self, plan: Plan, done: Mapping[str, TrialRow], ago: float = 0.0) -> None:
         self._board = board = Board(plan, done, ago)
         first = plan.runnable[0].config.as_dict()
-        said = words.constants(first, board.fields)
-        known = f", {units.plural(board.known, 'trial')} measured before" if board.known else ""
+        before = f", {units.plural(board.known, 'trial')} measured before" if board.known else ""
         pruned = f", {board.pruned} pruned" if board.pruned else ""
         trials = units.plural(board.total, "trial")
-        self._line(f"{plan.spec.name} {plan.digest[:8]}: {trials}{known}{pruned}")
-        self._line(f"{said}; {words.measured(first)}")
+        self._line(f"{plan.spec.name} {plan.digest[:8]}: {trials}{before}{pruned}")
+        self._line(f"{words.constants(first, board.fields)}; {words.measured(first)}")
         for line in (*words.pruned(plan), *words.warnings(plan)):
             self._line(line)
 
@@ -120,8 +117,8 @@ class PlainLines:
             which = f"{board.done + 1} of {board.total}"
             if len(running) > 1:
                 which = f"{len(running)} at a time, {board.done} of {board.total} done"
-            left = board.remaining_s
-            about = "" if left is None else f"; about {units.duration(left)} left"
+            remaining_s = board.remaining_s
+            about = "" if remaining_s is None else f"; about {units.duration(remaining_s)} left"
             self._line(f"measuring {which}, {units.duration(running[0].took_s)}{about}")
         self._listen()
 
@@ -225,25 +222,16 @@ def render(board: Board, rows: int, to: Console) -> RenderableType:
     line = words.counts(board.counts, board.total - board.done)
     if hidden := len(board.groups) - len(visible):
         line += f"   ({hidden} rows not shown)"
-    parts = [
-        _header(board),
-        Text(""),
-        _rows(board, visible, to),
-        Text(""),
-        Text(line, "bright_black"),
-    ]
+    parts = [_header(board), Text(""), _rows(board, visible, to), Text("")]
+    parts.append(Text(line, "bright_black"))
     best = board.best(partial(verdict.answer, board.plan.spec.kind))
     now = [
-        f"{board.labels[key]} on a ring of {one.group.config['ring_size']}, {_measuring(one)}"
-        for key, one in list(board.running.items())
+        f"{board.labels[key]} on a ring of {trial.group.config['ring_size']}, {_measuring(trial)}"
+        for key, trial in list(board.running.items())
     ]
     now_line = f"now: {'; '.join(now)}" if now else ""
-    for text, style in (
-        (now_line, "bold"),
-        (best, ""),
-        (board.fault, STYLES["failed"]),
-        (board.note, "bright_black"),
-    ):
+    texts = (now_line, best, board.fault, board.note)
+    for text, style in zip(texts, ("bold", "", STYLES["failed"], "bright_black"), strict=True):
         if text:
             parts.append(Text(shown(text), style, no_wrap=True, overflow="ellipsis"))
     return Lines(*parts)
@@ -252,7 +240,7 @@ def render(board: Board, rows: int, to: Console) -> RenderableType:
 def _header(board: Board) -> RenderableType:
     spec = board.plan.spec
     sizes = "/".join(map(str, spec.sweep("ring", "size")))
-    left = board.remaining_s
+    remaining_s = board.remaining_s
     parts = [
         (spec.name, "bold cyan"),
         (board.plan.digest[:8], "bright_black"),
@@ -260,16 +248,16 @@ def _header(board: Board) -> RenderableType:
         (f"{board.done}/{board.total}", "bold"),
         (f"elapsed {units.duration(board.elapsed_s)}", ""),
     ]
-    if left is not None and board.done < board.total:
-        parts.append((f"about {units.duration(left)} left", "cyan"))
+    if remaining_s is not None and board.done < board.total:
+        parts.append((f"about {units.duration(remaining_s)} left", "cyan"))
     return heading(parts)
 
 
 def _visible(board: Board, rows: int) -> list[BoardGroup]:
     """Returns ``rows`` rows around the running trial, a quarter of them after it."""
     groups = board.groups
-    at = next((one.group for one in list(board.running.values())), board.last)
-    focus = next((index for index, group in enumerate(groups) if group is at), 0)
+    focused = next((trial.group for trial in list(board.running.values())), board.last)
+    focus = next((index for index, group in enumerate(groups) if group is focused), 0)
     ahead = max(1, rows // 4)
     first = max(0, min(focus + ahead + 1 - rows, len(groups) - rows))
     return groups[first : first + rows]
@@ -291,7 +279,8 @@ def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
     table = bare_table("", *(words.HEADS[name] for name in fields), *headings)
     ascii_only = not to.encoding.lower().startswith("utf")
     for group in shown:
-        running = next((one for one in list(board.running.values()) if one.group is group), None)
+        trials = [trial for trial in list(board.running.values()) if trial.group is group]
+        running = trials[0] if trials else None
         status = "running" if running else group.status or "pending"
         quiet = "bright_black" if status == "pending" else "bold" if running else ""
         cells: list[RenderableType] = _metric_cells(group, metrics, errors, bars)

@@ -89,22 +89,22 @@ class SweepNoise:
             sides = [[np.zeros(1), b - a] for a, b in sides]
         self._changes = np.array([np.median(b) - np.median(a) for a, b in sides])
         self._count = count = len(sides)
-        # Variances of medians over those of replicas: of three and more it is that of a mean times
-        # pi / 2, of a normal distribution.
-        self._share = np.array([
-            sum((1 if len(logs) < 3 else math.pi / 2) / len(logs) for logs in pair[paired:])
-            for pair in sides
-        ])  # fmt: skip
+
+        def of_median(logs: Array) -> float:
+            """Returns the variance of a median over that of a replica: of three and more it is that
+            of a mean times pi / 2, of a normal distribution."""
+            return (1 if len(logs) < 3 else math.pi / 2) / len(logs)
+
+        self._share = np.array([sum(map(of_median, pair[paired:])) for pair in sides])
         rest = [[logs - logs.mean() for logs in pair] for pair in sides]
         freedom = np.array([float(sum(len(logs) - 1 for logs in pair)) for pair in sides])
         self.assumed = not exact and not freedom.any()
         turns = self._turns(rest)
         if count >= _ALIKE:  # the noise of a point is what its turns do not explain
-            rest = [
-                [logs - moved[: len(logs)] if len(logs) > 1 else logs
-                 for logs, moved in zip(pair, turns, strict=True)]
-                for pair in rest
-            ]  # fmt: skip
+            for pair in rest:
+                for side, moved in enumerate(turns):
+                    if len(pair[side]) > 1:
+                        pair[side] = pair[side] - moved[: len(pair[side])]
             freedom *= 1 - 1 / count  # each turn took one of its points
         squares = np.array([sum(float(logs @ logs) for logs in pair) for pair in rest])
         self._replicas = [min(map(len, pair[paired:])) for pair in rest]
@@ -124,8 +124,8 @@ class SweepNoise:
         turns = []
         for side in zip(*rest, strict=True):
             longest = max(map(len, side))
-            medians = [float(np.median([logs[turn] for logs in side if turn < len(logs)]))
-                       for turn in range(longest)]  # fmt: skip
+            by_turn = [[logs[turn] for logs in side if turn < len(logs)] for turn in range(longest)]
+            medians = [float(np.median(logs)) for logs in by_turn]
             turns.append(np.array(medians) - statistics.fmean(medians))
         return turns
 

@@ -46,4 +46,4 @@ def colour(name: str) -> str:
 
 def light(text: str) -> str:
     """Returns ``text`` with the colours for white paper in place of variables."""
-    return re.sub(r"var\(--(\w+)\)", lambda found: PALETTE[found[1]][0], text)
+    return re.sub(r"var\(--(\w+)\)", lambda match: PALETTE[match[1]][0], text)

@@ -20,11 +20,11 @@ from ringray.lab.trial.outcome import TrialRow
 _ROWS = 12  # largest number of rows of a front
 
 
-def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[str]:
+def lines(plan: Plan, rows: Sequence[TrialRow], studies: Sequence[StudyResult]) -> list[str]:
     """Writes a line for each study: its problem, the best point, the runs that it took."""
     by_key = {row.key: row for row in rows}
-    said = []
-    for study in found:
+    texts = []
+    for study in studies:
         name = _problem(plan, study)
         asked = len(study.trials) - len(study.unasked)
         full = len(study.trials) * plan.spec.measure.repeats
@@ -32,16 +32,16 @@ def lines(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) ->
         if len(study.trials) <= LEAST and not METHODS[plan.spec.search.method].exhaustive:
             took += "; too few for a search"
         if study.best is None:
-            said.append(f"best of {name}: nothing could be measured ({took})")
+            texts.append(f"best of {name}: nothing could be measured ({took})")
             continue
         row = by_key[study.best]
-        scores = ", ".join(_value(one, row) for one in plan.spec.search.objectives)
+        scores = ", ".join(_value(objective, row) for objective in plan.spec.search.objectives)
         choice = _choice(study, study.best)
         if study.ranking.undecided:
             names = {key: _choice(study, key) for key in study.ranking.keys}
             choice = f"{study.ranking.why(names)}; {choice}"
-        said.append(f"best of {name}: {choice}  {scores}  ({took}){_beside(plan, study, by_key)}")
-    return said
+        texts.append(f"best of {name}: {choice}  {scores}  ({took}){_beside(plan, study, by_key)}")
+    return texts
 
 
 def _beside(plan: Plan, study: StudyResult, by_key: Mapping[str, TrialRow]) -> str:
@@ -51,20 +51,20 @@ def _beside(plan: Plan, study: StudyResult, by_key: Mapping[str, TrialRow]) -> s
     if study.default == study.best:
         return "; it is the default, so nothing is kept"
     value = _value(plan.spec.search.objectives[0], by_key[study.default])
-    said = f"; the default, {_choice(study, study.default)}, has {value}"
-    return said if study.better else f"{said}, which is not surely worse, so nothing is kept"
+    default = f"; the default, {_choice(study, study.default)}, has {value}"
+    return default if study.better else f"{default}, which is not surely worse, so nothing is kept"
 
 
-def fronts(plan: Plan, rows: Sequence[TrialRow], found: Sequence[StudyResult]) -> list[Table]:
+def fronts(plan: Plan, rows: Sequence[TrialRow], studies: Sequence[StudyResult]) -> list[Table]:
     """Returns the Pareto front of each study, where there are several objectives."""
     objectives = plan.spec.search.objectives
     if len(objectives) < 2:
         return []
     by_key = {row.key: row for row in rows}
     made = []
-    for study in found:
+    for study in studies:
         title = f"front of {_problem(plan, study)}"
-        table = tables.bare_table(title, *objectives, left=[title])
+        table = tables.bare_table(title, *objectives, texts=[title])
         for key in study.front[:_ROWS]:
             cells = [_value(name, by_key[key], unit=False) for name in objectives]
             table.add_row(_choice(study, key), *cells)

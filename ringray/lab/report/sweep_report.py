@@ -17,9 +17,8 @@ from ringray.base.redaction import hidden
 from ringray.lab.report import page, verdict, words
 from ringray.lab.report.figures import charts
 from ringray.lab.report.figures.data import points
-from ringray.lab.report.tables import when
+from ringray.lab.report.tables import results_columns, when
 from ringray.lab.store.traces import path_of
-from ringray.lab.trial.metrics import columns
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 _VALUES = 12  # of a field that varies, listed one by one
@@ -32,31 +31,28 @@ def document(sweeps: Sequence[tuple[SweepRow, Sequence[TrialRow]]]) -> str:
     several."""
     names = [sweep.name for sweep, _ in sweeps]
     if len(sweeps) == 1:
-        (sweep, trials), = sweeps  # fmt: skip
+        sweep, trials = sweeps[0]
         about = f"ringray report · {sweep.kind} · sweep {sweep.digest[:12]} · {when(sweep.updated)}"
         return page.render(sweep.name, parts(sweep, trials), about)
-    sections = [
-        page.Section(
-            sweep.name if names.count(sweep.name) == 1 else f"{sweep.name} ({sweep.digest[:12]})",
-            parts(sweep, trials),
-        )
-        for sweep, trials in sweeps
-    ]
+    sections = []
+    for sweep, trials in sweeps:
+        digest = f" ({sweep.digest[:12]})" if names.count(sweep.name) > 1 else ""
+        sections.append(page.Section(sweep.name + digest, parts(sweep, trials)))
     return page.render(f"{len(sweeps)} sweeps", sections, "ringray report")
 
 
 def parts(sweep: SweepRow, trials: Sequence[TrialRow]) -> list[page.Section]:
     """Returns the sections of one sweep."""
-    made = [
-        page.Section("What was asked", list(_asked(sweep, trials))),
-        page.Section("Answer", list(_answer(sweep, trials))),
-        page.Section("Figures", list(_pictures(sweep, trials))),
-        page.Section("All trials", [_trials(trials)]),
-        page.Section("Faults", list(_faults(trials))),
-        page.Section("Environment", [page.Facts(list(_flat(sweep.environment)))]),
-        page.Section("Repeat it", list(_again(sweep))),
-    ]
-    return [section for section in made if section.blocks]
+    blocks = {
+        "What was asked": list(_asked(sweep, trials)),
+        "Answer": list(_answer(sweep, trials)),
+        "Figures": list(_pictures(sweep, trials)),
+        "All trials": [_trials(trials)],
+        "Faults": list(_faults(trials)),
+        "Environment": [page.Facts(list(_flat(sweep.environment)))],
+        "Repeat it": list(_again(sweep)),
+    }
+    return [page.Section(title, blocks[title]) for title in blocks if blocks[title]]
 
 
 def _asked(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[Any]:
@@ -74,9 +70,9 @@ def _asked(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[Any]:
 
 
 def _values(name: str, configs: Sequence[Mapping[str, Any]]) -> str:
-    found = list(dict.fromkeys(words.value(name, config.get(name)) for config in configs))
-    more = f" and {len(found) - _VALUES} more" if len(found) > _VALUES else ""
-    return ", ".join(found[:_VALUES]) + more
+    texts = list(dict.fromkeys(words.value(name, config.get(name)) for config in configs))
+    rest = f" and {len(texts) - _VALUES} more" if len(texts) > _VALUES else ""
+    return ", ".join(texts[:_VALUES]) + rest
 
 
 def _answer(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[Any]:
@@ -94,10 +90,10 @@ def _pictures(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[page.Pict
 
     for name, chart in charts(trials):
         yield style.picture(chart, f"f{sweep.digest[:12]}-{name}")
-    traced = [one for one in points(trials) if "median_ms" in one.metrics]
-    for trial in sorted(traced, key=lambda one: one.metrics["median_ms"]):
-        if found := _timeline(sweep, trial):
-            yield found
+    traced = [point for point in points(trials) if "median_ms" in point.metrics]
+    for trial in sorted(traced, key=lambda point: point.metrics["median_ms"]):
+        if timeline := _timeline(sweep, trial):
+            yield timeline
             return
 
 
@@ -121,11 +117,7 @@ def _timeline(sweep: SweepRow, trial: TrialRow) -> page.Picture | None:
 
 def _trials(trials: Sequence[TrialRow]) -> page.PageTable:
     fields = words.varying(trial.config for trial in trials)
-    measured = {name for trial in trials for name in trial.numbers}
-    metrics = [one for one in columns("results") if (one.beside or one.name) in measured]
-    reasons = any(trial.reason for trial in trials)
-    heads = ["#", *(words.HEADS[name] for name in fields), "status"]
-    heads += [*(one.heading for one in metrics), *(["why"] if reasons else [])]
+    heads, metrics, reasons = results_columns(trials, fields)
     best = {row.key for row in verdict.winners(trials)}
     rows = []
     for trial in trials:
@@ -136,14 +128,18 @@ def _trials(trials: Sequence[TrialRow]) -> page.PageTable:
             value, text = numbers.get(metric.name), words.metric(metric, numbers)
             cells.append(page.Number(text, value, tone if metric.name == "median_ms" else ""))
         cells += [hidden(trial.reason or "")] if reasons else []
-        rows.append([page.Number(str(trial.index + 1), trial.index + 1), *cells])
+        rows.append([_count(trial.index + 1), *cells])
     legend = "; green: the fastest of its problem, as far as decided" if best else ""
     return page.PageTable(f"{units.plural(len(rows), 'trial')}{legend}", heads, rows, sorts=True)
 
 
-def _field(name: str, given: Any) -> str | page.Number:
-    number = isinstance(given, int | float) and not isinstance(given, bool)
-    return page.Number(str(given), float(given)) if number else words.value(name, given)
+def _count(number: float) -> page.Number:
+    return page.Number(str(number), float(number))
+
+
+def _field(name: str, value: Any) -> str | page.Number:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return _count(value) if number else words.value(name, value)
 
 
 def _faults(trials: Sequence[TrialRow]) -> Iterator[Any]:
@@ -152,25 +148,24 @@ def _faults(trials: Sequence[TrialRow]) -> Iterator[Any]:
     bad += [trial for trial in trials if trial.status == "ok" and trial.attempts > 1]
     if bad:
         fields = words.varying(trial.config for trial in trials)
-        rows: list[list[str | page.Number]] = [
-            [page.Number(str(trial.index + 1), trial.index + 1), words.label(trial.config, fields),
-             str(trial.status), page.Number(str(trial.attempts), trial.attempts), _met(trial),
-             hidden(trial.reason or "")]
-            for trial in bad
-        ]  # fmt: skip
+        rows: list[list[str | page.Number]] = []
+        for trial in bad:
+            name, attempts = words.label(trial.config, fields), _count(trial.attempts)
+            rows.append([_count(trial.index + 1), name, str(trial.status), attempts, _met(trial)])
+            rows[-1].append(hidden(trial.reason or ""))
         caption = f"{units.plural(len(bad), 'trial')} failed or took several attempts"
         heads = ["#", "trial", "status", "attempts", "faults on the way", "why"]
         yield page.PageTable(caption, heads, rows, sorts=len(rows) > 10)
     if pruned:
-        yield page.Listing([f"{units.plural(count, 'point')} pruned: {hidden(why)}"
-                            for why, count in pruned.most_common()])  # fmt: skip
+        counts = [(units.plural(count, "point"), why) for why, count in pruned.most_common()]
+        yield page.Listing([f"{points} pruned: {hidden(why)}" for points, why in counts])
 
 
 def _met(trial: TrialRow) -> str:
     faults = (trial.environment or {}).get("faults") or ()
-    said = [" on ".join(str(fault[name]) for name in ("kind", "node") if fault.get(name))
-            for fault in faults]  # fmt: skip
-    return hidden(", ".join(dict.fromkeys(said)))
+    parts = [(fault.get("kind"), fault.get("node")) for fault in faults]
+    texts = (" on ".join(str(part) for part in both if part) for both in parts)
+    return hidden(", ".join(dict.fromkeys(texts)))
 
 
 def _flat(environment: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

@@ -37,10 +37,9 @@ STYLES = {
     "pending": "bright_black",
 }
 # Columns that a narrow terminal leaves out, the least important first.
-_EXPENDABLE = (
-    "balance", "FLOPs", "sent", "in nodes", "between",
-    *(one.heading for one in reversed(METRICS.values()) if one.expendable), "#", "kind",
-)  # fmt: skip
+_EXPENDABLE = ["balance", "FLOPs", "sent", "in nodes", "between"]
+_EXPENDABLE += [metric.heading for metric in reversed(METRICS.values()) if metric.expendable]
+_EXPENDABLE += ["#", "kind"]
 
 
 def console(file: TextIO | None = None) -> Console:
@@ -57,9 +56,9 @@ def show(table: Table, to: Console) -> None:
         fit(table, to)
         to.print(table)
     else:
-        kept, to.width = to.width, max(_natural_width(table, to), to.width)
+        width, to.width = to.width, max(_natural_width(table, to), to.width)
         to.print(table)
-        to.width = kept
+        to.width = width
 
 
 def fit(table: Table, to: Console) -> None:
@@ -74,22 +73,16 @@ def _natural_width(table: Table, to: Console) -> int:
     return Measurement.get(to, to.options.update(max_width=10_000), table).maximum
 
 
-def bare_table(*headings: str, left: Sequence[str] = ()) -> Table:
-    """Returns a table without a frame; its columns are aligned right, but for those in ``left``."""
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
+def bare_table(*headings: str, texts: Sequence[str] = ()) -> Table:
+    """Returns a table without a frame; columns are aligned right, but for those of ``texts``."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.pad_edge = False
     for heading in headings:
-        table.add_column(
-            heading,
-            justify="left" if heading in (*left, *words.TEXTS) else "right",
-            no_wrap=heading != "why",
-            overflow="fold" if heading == "why" else "ellipsis",
-        )
+        table.add_column(heading, no_wrap=heading != "why")
+        column = table.columns[-1]
+        column.justify = "left" if heading in (*texts, *words.TEXTS) else "right"
+        # Reasons are long, and wrap; all else is cut.
+        column.overflow = "fold" if heading == "why" else "ellipsis"
     return table
 
 
@@ -97,10 +90,9 @@ def plan_table(trials: Sequence[Trial]) -> Table:
     """Returns what each trial computes and its predicted cost."""
     fields = words.varying(trial.config.as_dict() for trial in trials)
     far = any(trial.predicted and trial.predicted.outer_bytes for trial in trials)
-    table = bare_table(
-        "#", *(words.HEADS[name] for name in fields), "predicted", "memory/rank",
-        *(("in nodes", "between") if far else ("sent",)), "FLOPs", "balance",
-    )  # fmt: skip
+    traffic = ("in nodes", "between") if far else ("sent",)
+    costs = ("predicted", "memory/rank", *traffic, "FLOPs", "balance")
+    table = bare_table("#", *(words.HEADS[name] for name in fields), *costs)
     for trial in trials:
         cost = trial.predicted
         assert cost is not None
@@ -126,13 +118,8 @@ def results_table(
     where every trial is ok.
     """
     bold = [{**row.config, "replica": 0} for row in best]
-    measured = {name for row in rows for name in row.numbers}
-    metrics = [one for one in columns("results") if (one.beside or one.name) in measured]
-    reasons = ["why"] if any(row.reason for row in rows) else []
-    table = bare_table(
-        "#", *(words.HEADS[name] for name in fields),
-        "status", *(one.heading for one in metrics), *reasons, left=("status", "why"),
-    )  # fmt: skip
+    heads, metrics, reasons = results_columns(rows, fields)
+    table = bare_table(*heads, texts=("status", "why"))
     for row in rows:
         status = row.status or "pending"
         styles = {"median_ms": "bold green"} if {**row.config, "replica": 0} in bold else {}
@@ -140,11 +127,26 @@ def results_table(
             str(row.index + 1),
             *(words.value(name, row.config.get(name)) for name in fields),
             Text(status, STYLES[status]),
-            *(metric_cell(one, row.numbers, styles.get(one.name, "")) for one in metrics),
-            *[row.reason or "" for _ in reasons],
+            *(metric_cell(metric, row.numbers, styles.get(metric.name, "")) for metric in metrics),
+            *([row.reason or ""] if reasons else []),
             style="bright_black" if status in ("pending", "pruned") else "",
         )
     return table
+
+
+def results_columns(
+    rows: Sequence[TrialRow], fields: Sequence[str]
+) -> tuple[list[str], list[Metric], bool]:
+    """Returns the headings of the table of trials, on a terminal as on a page, the metrics that it
+    has, which are those that a trial has, and whether reasons end it."""
+    measured = {name for row in rows for name in row.numbers}
+    metrics = [
+        metric for metric in columns("results") if (metric.beside or metric.name) in measured
+    ]
+    reasons = any(row.reason for row in rows)
+    heads = ["#", *(words.HEADS[name] for name in fields), "status"]
+    heads += [metric.heading for metric in metrics]
+    return [*heads, *(["why"] if reasons else [])], metrics, reasons
 
 
 def metric_cell(metric: Metric, metrics: Mapping[str, float], style: str = "") -> Text:
@@ -177,23 +179,21 @@ def most_telling(rows: Sequence[TrialRow], limit: int) -> list[TrialRow]:
 def with_hops(rows: Sequence[TrialRow], limit: int) -> tuple[list[TrialRow], int]:
     """Returns the first trials with at most ``limit`` measured hops in all, but at least one, and
     how many further trials measured hops."""
-    found = [row for row in rows if any(name.startswith(HOP) for name in row.samples)]
+    measured = [row for row in rows if any(name.startswith(HOP) for name in row.samples)]
     shown: list[TrialRow] = []
-    for row in found:
+    for row in measured:
         limit -= sum(name.startswith(HOP) for name in row.samples)
         if shown and limit < 0:
             break
         shown.append(row)
-    return shown, len(found) - len(shown)
+    return shown, len(measured) - len(shown)
 
 
 def hops_table(sweep: str, rows: Sequence[TrialRow]) -> Table:
     """Returns a line for each hop; ``sweep`` is the sweep's digest. The first line of a trial has
     its number and its trace."""
-    table = bare_table(
-        "#", "hop", "compute ms", "transfer ms", "wait ms", "sent MiB", "trace",
-        left=("hop", "trace"),
-    )  # fmt: skip
+    heads = ("#", "hop", "compute ms", "transfer ms", "wait ms", "sent MiB", "trace")
+    table = bare_table(*heads, texts=("hop", "trace"))
     for row in rows:
         trace = path_of(sweep, row.key)
         number, file = str(row.index + 1), trace.name if trace.exists() else ""
@@ -213,7 +213,7 @@ def hops_table(sweep: str, rows: Sequence[TrialRow]) -> Table:
 def sweeps_table(sweeps: Sequence[SweepRow]) -> Table:
     """Returns the sweeps of a store, one a line."""
     headings = ("name", "sweep", "kind", "status", "trials", "when")
-    table = bare_table(*headings, left=headings)
+    table = bare_table(*headings, texts=headings)
     for sweep in sweeps:
         table.add_row(
             sweep.name,

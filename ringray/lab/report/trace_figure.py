@@ -83,10 +83,9 @@ def read(text: str) -> list[Bar]:
 
 def _bar(event: dict[str, Any]) -> Bar:
     moved = max(event["args"].get("sent_bytes", 0), event["args"].get("received_bytes", 0))
-    bar = Bar(
-        int(event["pid"]), int(event["tid"]), event["cat"], plain(str(event["name"])),
-        event["ts"] / 1e3, event["dur"] / 1e3, int(moved),
-    )  # fmt: skip
+    rank, lane, name = int(event["pid"]), int(event["tid"]), plain(str(event["name"]))
+    began, took = event["ts"] / 1e3, event["dur"] / 1e3
+    bar = Bar(rank, lane, event["cat"], name, began, took, int(moved))
     if bar.kind not in _HEIGHTS or not (0 <= bar.began < 1e12 and 0 <= bar.took < 1e12):
         raise ValueError(f"{bar}")
     return bar
@@ -115,36 +114,40 @@ def chart(bars: Sequence[Bar], caption: str = "") -> style.Chart:
     records = [_record(bar, tops[bar.rank, bar.lane], bar.took / end * _WIDTH) for bar in bars]
     used = [name for name in _COLOURS if any(bar.legend == name for bar in bars)]
     colours = alt.Scale(domain=used, range=[_COLOURS[name] for name in used])
-    y = alt.Y("top:Q", title=None, scale=alt.Scale(domain=[0, bottom], reverse=True, nice=False),
-              axis=alt.Axis(values=[*middles], labelExpr=style.labels(middles), grid=False,
-                            ticks=False, domain=False))  # fmt: skip
+    scale = alt.Scale(domain=[0, bottom], reverse=True, nice=False)
+    places, names = [*middles], style.labels(middles)
+    axis = alt.Axis(values=places, labelExpr=names, grid=False, ticks=False, domain=False)
+    y = alt.Y("top:Q", title=None, scale=scale, axis=axis)
     x = alt.X("began:Q", title="ms", scale=alt.Scale(domain=[0, end], nice=False))
-    rectangles = alt.Chart().mark_rect(stroke=colour("paper")).encode(
-        x=x, x2="ended:Q", y=y, y2="bottom:Q", description="title:N",
-        color=alt.Color("legend:N", scale=colours, legend=alt.Legend(title=None, orient="top")),
+    legend = alt.Legend(title=None, orient="top")
+    rectangles = (
+        alt.Chart()
+        .mark_rect(stroke=colour("paper"))
+        .encode(x=x, x2="ended:Q", y=y, y2="bottom:Q", description="title:N")
+    )
+    rectangles = rectangles.encode(
+        color=alt.Color("legend:N", scale=colours, legend=legend),
         strokeWidth=alt.condition("datum.wide", alt.value(0.5), alt.value(0)),
         tooltip=alt.Tooltip("title:N", title=" "),
-    )  # fmt: skip
+    )
     ink = alt.condition("datum.pale", alt.value(style.INK), alt.value(colour("paper")))
     texts = alt.Chart().transform_filter("datum.label").mark_text(fontSize=11, aria=False)
     texts = texts.encode(x="middle:Q", y="centre:Q", text="label:N", color=ink)
     panel = style.panel(records, rectangles, texts)
     lines = textwrap.wrap(caption, round(_WIDTH / 5.5))
-    below = alt.TitleParams(lines, orient="bottom", fontSize=12, fontWeight="normal",
-                            color=style.PALE)  # fmt: skip
+    below = alt.TitleParams(lines, orient="bottom", color=style.PALE)
+    below.fontSize, below.fontWeight = 12, "normal"
     drawn = style.figure([panel.properties(width=_WIDTH, height=bottom)], below)
     return drawn.properties(usermeta={"fixed": True})  # its labels fit this width
 
 
 def _record(bar: Bar, top: float, room: float) -> dict[str, Any]:
     """Returns a bar, ``room`` pixels wide, as the chart takes it."""
-    height = _HEIGHTS[bar.kind]
-    return {
-        "began": bar.began, "ended": bar.began + bar.took, "middle": bar.began + bar.took / 2,
-        "top": top, "bottom": top + height, "centre": top + height / 2, "legend": bar.legend,
-        "title": bar.title, "label": bar.label(room), "wide": room > 3,
-        "pale": "backward" in bar.legend,
-    }  # fmt: skip
+    height, ended = _HEIGHTS[bar.kind], bar.began + bar.took
+    record: dict[str, Any] = {"legend": bar.legend, "title": bar.title, "label": bar.label(room)}
+    record |= {"began": bar.began, "ended": ended, "middle": bar.began + bar.took / 2}
+    record |= {"top": top, "bottom": top + height, "centre": top + height / 2}
+    return record | {"wide": room > 3, "pale": "backward" in bar.legend}
 
 
 def _lanes(bars: Sequence[Bar]) -> tuple[dict[tuple[int, int], float], float]:
@@ -166,11 +169,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("trace", type=Path, help="JSON file that kind overlap wrote")
     parser.add_argument("out", type=Path, help="SVG file to write")
     parser.add_argument("--caption", default="", help="text below the picture")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        given.out.write_text(draw(read(given.trace.read_text()), given.caption))
+        options.out.write_text(draw(read(options.trace.read_text()), options.caption))
     except (OSError, ValueError) as error:
-        print(f"{given.trace}: {reason_of(error)}", file=sys.stderr)
+        print(f"{options.trace}: {reason_of(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -44,11 +44,9 @@ class Contest(NamedTuple):
 
 def contests(rows: Iterable[TrialRow]) -> list[Contest]:
     """Returns a contest for each problem with a time, in the order of ``rows``."""
-    every = list(rows)
-    points = data.having(data.points(every), "median_ms")
-    measured = groups(
-        (row for row in every if row.status == "ok"), lambda row: {**row.config, "replica": 0}
-    )
+    good = [row for row in rows if row.status == "ok"]
+    points = data.having(data.points(good), "median_ms")
+    measured = groups(good, lambda row: {**row.config, "replica": 0})
     replicas = {same[0].key: RankedPoint(same[0].key, same[0].config, same) for same in measured}
     rankings = [rank(replicas[row.key] for row in same) for same in by_problem(points)]
     by_key = {row.key: row for row in points}
@@ -56,14 +54,12 @@ def contests(rows: Iterable[TrialRow]) -> list[Contest]:
     ranked = [row for same, _ in ordered for row in same]
     problem = words.varying((row.config for row in ranked), words.PROBLEM)
     fields = data.strategies(ranked)
-    return [
-        Contest(
-            same, order, data.problem(same[0], problem),
-            {row.key: data.strategy(row, fields) for row in same},
-            _by_noise(replicas[same[0].key]),
-        )
-        for same, order in ordered
-    ]  # fmt: skip
+    every = []
+    for same, order in ordered:
+        names = {row.key: data.strategy(row, fields) for row in same}
+        beside = _by_noise(replicas[same[0].key])
+        every.append(Contest(same, order, data.problem(same[0], problem), names, beside))
+    return every
 
 
 def _by_noise(point: RankedPoint) -> float:

@@ -49,9 +49,9 @@ TITLES: dict[str, str] = {
 
 def charts(rows: Sequence[TrialRow]) -> Iterator[tuple[str, Chart]]:
     """Yields the name and the chart of each figure for which the trials of a sweep have data."""
-    found = points(rows)
+    measured = points(rows)
     for name in TITLES:
-        chart = importlib.import_module(f"{__name__}.{name}").draw(found)
+        chart = importlib.import_module(f"{__name__}.{name}").draw(measured)
         if chart is not None:
             yield name, chart
 

@@ -37,9 +37,9 @@ class Map(NamedTuple):
     default_ms: float | None
 
 
-def maps(found: Sequence[TrialRow]) -> tuple[list[Map], int]:
+def maps(points: Sequence[TrialRow]) -> tuple[list[Map], int]:
     """Returns a map for each problem and kernel with several sizes, and how many are left out."""
-    panels, left_out = data.panels(data.having(found, "median_ms"))
+    panels, left_out = data.panels(data.having(points, "median_ms"))
     made: list[Map] = []
     for panel in panels:
         default = None
@@ -69,44 +69,47 @@ def _cuts(
     if isinstance(blocks, int):
         yield "", (blocks, config["threads"]), ""
     elif blocks is not None:
-        for kernel, one in Blocks.recorded(blocks).given.items():
-            yield kernel, (one.block_n, one.block_m), str(one).partition("/")[2]
+        for kernel, tiles in Blocks.recorded(blocks).given.items():
+            yield kernel, (tiles.block_n, tiles.block_m), str(tiles).partition("/")[2]
 
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws a heat map per problem and kernel, darker is slower; None where blocks do not vary."""
-    found, left_out = maps(points)
-    if not found:
+    heat_maps, left_out = maps(points)
+    if not heat_maps:
         return None
-    worst = [max(cell.ms for cell in one.cells.values()) / _best(one) for one in found]
+    worst = [
+        max(cell.ms for cell in heat_map.cells.values()) / _best(heat_map) for heat_map in heat_maps
+    ]
     most = max(1.05, min(max(worst), _MOST))
-    tallest = max(len({y for _, y in one.cells}) for one in found)
-    panels = [_heat(one, most) for one in found]
+    tallest = max(len({y for _, y in heat_map.cells}) for heat_map in heat_maps)
+    panels = [_heat(heat_map, most) for heat_map in heat_maps]
     title = "Time by block sizes (ms), light is fast"
     return style.grid(panels, title, left_out, min(360, max(90, 36 * tallest)))
 
 
-def _best(one: Map) -> float:
-    return min(cell.ms for cell in one.cells.values())
+def _best(heat_map: Map) -> float:
+    return min(cell.ms for cell in heat_map.cells.values())
 
 
-def _heat(one: Map, most: float) -> style.Layers:
-    best = _best(one)
-    records = [
-        {"x": x, "y": y, "value": cell.ms / best, "ms": cell.ms, "name": cell.detail,
-         "text": units.digits(cell.ms) + (f"\n{cell.detail}" if cell.detail else ""),
-         "dark": cell.ms / best > (1 + most) / 2}
-        for (x, y), cell in one.cells.items()
-    ]  # fmt: skip
-    default = f" (default: {units.digits(one.default_ms, ' ms')})" if one.default_ms else ""
+def _heat(heat_map: Map, most: float) -> style.Layers:
+    best = _best(heat_map)
+    records = []
+    for (x, y), cell in heat_map.cells.items():
+        value, text = cell.ms / best, f"{units.digits(cell.ms)}\n{cell.detail}".rstrip()
+        looks = {"text": text, "name": cell.detail, "dark": value > (1 + most) / 2}
+        records.append({"x": x, "y": y, "value": value, "ms": cell.ms, **looks})
+    default = (
+        f" (default: {units.digits(heat_map.default_ms, ' ms')})" if heat_map.default_ms else ""
+    )
     legend = alt.Legend(title="time ÷ the least", gradientLength=160)
     scale = alt.Scale(scheme="cividis", domain=[1, most], reverse=True, clamp=True)
     tip = style.tip(ms="ms", value="÷ the least")
     return style.heat(
         records,
-        alt.X("x:O", title=one.x + default, axis=alt.Axis(labelAngle=0)),
-        alt.Y("y:O", title=one.y, sort="descending"),
+        alt.X("x:O", title=heat_map.x + default, axis=alt.Axis(labelAngle=0)),
+        alt.Y("y:O", title=heat_map.y, sort="descending"),
         alt.Color("value:Q", scale=scale, legend=legend),
         tip + (style.tip(name="warps, stages, path") if any(c["name"] for c in records) else []),
-        one.title,
+        heat_map.title,
     )

@@ -18,19 +18,23 @@ _STEPS = 150  # points of a curve
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws a panel per metric with a line for each of the best trainings; None without steps."""
-    names = [name for name in of_group("training") if any(curve(one, name) for one in points)]
+    names = [name for name in of_group("training") if any(curve(point, name) for point in points)]
     if not names:
         return None
-    found = [point for point in points if any(curve(point, name) for name in names)]
+    trained = [point for point in points if any(curve(point, name) for name in names)]
     sign = 1 if METRICS[names[0]].less_is_better else -1
-    found.sort(key=lambda point: sign * [v for _, v in curve(point, names[0])][-1]
-               if curve(point, names[0]) else math.inf)  # fmt: skip
-    shown = found[:MAX_LINES]
-    fields = words.varying(point.config for point in found)
+
+    def rank(point: TrialRow) -> float:
+        values = curve(point, names[0])
+        return sign * values[-1][1] if values else math.inf  # those without one come last
+
+    trained.sort(key=rank)
+    shown = trained[:MAX_LINES]
+    fields = words.varying(point.config for point in trained)
     labels = {point.key: words.label(point.config, fields) or "training" for point in shown}
     looks = style.looks(list(dict.fromkeys(labels.values())))
     panels = [_panel(name, shown, labels, looks) for name in names[: data.MAX_PANELS]]
-    best = f", the best {MAX_LINES} of {len(found)}" if len(found) > MAX_LINES else ""
+    best = f", the best {MAX_LINES} of {len(trained)}" if len(trained) > MAX_LINES else ""
     return style.grid(panels, f"Training curves{best}")
 
 
@@ -38,7 +42,7 @@ def curve(point: TrialRow, name: str) -> list[tuple[int, float]]:
     """Returns step and value, at most ``_STEPS`` of them; [] where it is not reported by step."""
     values = point.samples.get(name, [])
     every = -(-len(values) // _STEPS) or 1
-    thinned = [(at + 1, value) for at, value in enumerate(values) if (at + 1) % every == 0]
+    thinned = [(index + 1, value) for index, value in enumerate(values) if (index + 1) % every == 0]
     return [pair for pair in thinned if math.isfinite(pair[1])] if len(values) > 1 else []
 
 
@@ -52,12 +56,11 @@ def _panel(
     ]
     unit = METRICS[name].unit
     title = name.replace("_", " ") + (f" ({unit})" if unit not in ("", "share", "ratio") else "")
-    line = alt.Chart().mark_line(strokeWidth=1.8).encode(
-        x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(zero=False)),
-        y=alt.Y("value:Q", title=title, scale=alt.Scale(zero=False)),
-        color=looks["color"],
-        strokeDash=looks["strokeDash"],
-    )  # fmt: skip
+    scale = alt.Scale(zero=False)
+    x = alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1), scale=scale)
+    base = alt.Chart().encode(x=x, y=alt.Y("value:Q", title=title, scale=scale))
+    line = base.mark_line(strokeWidth=1.8)
+    line = line.encode(color=looks["color"], strokeDash=looks["strokeDash"])
     tip = style.tip(strategy="training", step="step", value=title)
     near = line.mark_point(size=60, opacity=0, filled=True, aria=False).encode(tooltip=tip)
     return style.panel(records, line, near)

@@ -30,12 +30,12 @@ def points(rows: Sequence[TrialRow]) -> list[TrialRow]:
     return merged(row for row in rows if row.status == "ok")
 
 
-def having(found: Iterable[TrialRow], *metrics: str) -> list[TrialRow]:
+def having(points: Iterable[TrialRow], *metrics: str) -> list[TrialRow]:
     """Returns the points that have all of ``metrics``."""
-    return [point for point in found if all(name in point.metrics for name in metrics)]
+    return [point for point in points if all(name in point.metrics for name in metrics)]
 
 
-def panels(found: Sequence[TrialRow], beside: Sequence[str] = ()) -> tuple[list[Panel], int]:
+def panels(points: Sequence[TrialRow], beside: Sequence[str] = ()) -> tuple[list[Panel], int]:
     """Returns the points by problem, and the number of problems left out.
 
     ``beside``: fields of the problem that the axes show, so panels do not differ in them. Of more
@@ -43,18 +43,18 @@ def panels(found: Sequence[TrialRow], beside: Sequence[str] = ()) -> tuple[list[
     among equals.
     """
     fields = [name for name in words.PROBLEM if name not in beside]
-    varying = words.varying((point.config for point in found), fields)
-    problems = by_problem(found, varying)
+    varying = words.varying((point.config for point in points), fields)
+    problems = by_problem(points, varying)
     best = sorted(problems, key=lambda same: (-len(same), -same[0].config.get("seq_len", 0)))
-    kept = [
+    shown = [
         Panel(problem(same[0], varying), same) for same in problems if same in best[:MAX_PANELS]
     ]
-    return kept, len(problems) - len(kept)
+    return shown, len(problems) - len(shown)
 
 
-def strategies(found: Sequence[TrialRow]) -> tuple[str, ...]:
+def strategies(points: Sequence[TrialRow]) -> tuple[str, ...]:
     """Returns the fields of the strategy in which ``found`` differ."""
-    return words.varying((point.config for point in found), words.STRATEGY)
+    return words.varying((point.config for point in points), words.STRATEGY)
 
 
 def strategy(point: TrialRow, fields: Sequence[str]) -> str:

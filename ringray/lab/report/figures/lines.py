@@ -46,11 +46,11 @@ def chart(
     values = [point.metrics[metric] for point in shown]
     size, label = unit(max(values))
     fields = data.strategies(shown)
-    found = {panel.title: lines(panel, fields, metric, size) for panel in panels}
+    by_panel = {panel.title: lines(panel, fields, metric, size) for panel in panels}
     beside = {panel.title: baseline(panel, size) for panel in panels}
     # A strategy looks the same in every panel, and in every figure of a sweep.
     every = dict.fromkeys(data.strategy(point, fields) for point in shown)
-    drawn = {line.name for of_panel in found.values() for line in of_panel}
+    drawn = {line.name for of_panel in by_panel.values() for line in of_panel}
     pale = next((line.name for line in beside.values() if line), None)
     looks = style.looks([name for name in every if name in drawn], pale)
     if logarithmic:
@@ -62,7 +62,7 @@ def chart(
     return style.grid(
         [
             _panel(name, [*of_panel, *filter(None, [beside[name]])], y, looks, label)
-            for name, of_panel in found.items()
+            for name, of_panel in by_panel.items()
         ],
         title,
         left_out,
@@ -70,18 +70,17 @@ def chart(
 
 
 def _panel(
-    title: str, found: Sequence[Line], y: alt.Y, looks: dict[str, alt.Color], label: str
+    title: str, lines: Sequence[Line], y: alt.Y, looks: dict[str, alt.Color], label: str
 ) -> style.Layers:
-    records: style.Records = [
-        {"strategy": line.name, "length": x, "value": value, "low": low, "high": high,
-         "tokens": style.tokens(x)}
-        for line in found
-        for x, value, low, high in zip(line.xs, line.ys, line.low, line.high, strict=True)
-    ]  # fmt: skip
-    x = style.lengths([one["length"] for one in records])
+    records: style.Records = []
+    for line in lines:
+        for length, value, low, high in zip(line.xs, line.ys, line.low, line.high, strict=True):
+            place = {"length": length, "tokens": style.tokens(length), "value": value}
+            records.append({"strategy": line.name, **place, "low": low, "high": high})
+    x = style.lengths([record["length"] for record in records])
     tip = style.tip(strategy="strategy", tokens="length", value=label)
     spread = {"low": "from (p20)", "high": "to (p80)"}
-    if any(one["low"] != one["high"] for one in records):
+    if any(record["low"] != record["high"] for record in records):
         tip += style.tip(**spread)
     base = alt.Chart().encode(x=x, y=y, color=looks["color"])
     return style.panel(
@@ -93,11 +92,11 @@ def _panel(
     )
 
 
-def varying_lengths(found: Sequence[TrialRow], metric: str) -> tuple[list[Panel], int]:
+def varying_lengths(points: Sequence[TrialRow], metric: str) -> tuple[list[Panel], int]:
     """Returns the panels in which the length varies, and the number of problems left out."""
-    every, left_out = data.panels(data.having(found, metric), beside=("seq_len",))
-    kept = [one for one in every if len({p.config["seq_len"] for p in one.points}) > 1]
-    return kept, left_out + len(every) - len(kept) if kept else 0
+    every, left_out = data.panels(data.having(points, metric), beside=("seq_len",))
+    varying = [panel for panel in every if len({p.config["seq_len"] for p in panel.points}) > 1]
+    return varying, left_out + len(every) - len(varying) if varying else 0
 
 
 def lines(panel: Panel, fields: Sequence[str], metric: str, size: float = 1.0) -> list[Line]:
@@ -105,14 +104,14 @@ def lines(panel: Panel, fields: Sequence[str], metric: str, size: float = 1.0) -
 
     ``fields``: the fields in which strategies differ. ``size``: of the unit.
     """
-    found: dict[str, list[tuple[int, float, float, float]]] = {}
+    by_strategy: dict[str, list[tuple[int, float, float, float]]] = {}
     for point in panel.points:
         value = point.metrics[metric] / size
         low, high = (value * factor for factor in spread(point, metric))
         place = point.config["seq_len"], value, low, high
-        found.setdefault(data.strategy(point, fields), []).append(place)
+        by_strategy.setdefault(data.strategy(point, fields), []).append(place)
     made = []
-    for name, places in found.items():
+    for name, places in by_strategy.items():
         made.append(Line(name, *map(list, zip(*sorted(places), strict=True))))
     sign = 1 if METRICS[metric].less_is_better else -1
     made.sort(key=lambda line: (-line.xs[-1], sign * line.ys[-1]))

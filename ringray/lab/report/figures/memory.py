@@ -11,7 +11,7 @@ from ringray.lab.trial.outcome import TrialRow
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws MiB or GiB per rank on logarithmic axes; None where no length varies."""
-    positive = [one for one in points if one.metrics.get("peak_memory_bytes", 0) > 0]
+    positive = [point for point in points if point.metrics.get("peak_memory_bytes", 0) > 0]
     title = "Peak memory by length"
     return lines.chart(positive, "peak_memory_bytes", title, _unit, logarithmic=True)
 

@@ -20,7 +20,9 @@ _FRONT, _BEATEN = "Pareto front", "other points"
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws the points and the front of each problem; None where memory does not vary."""
     every, left_out = data.panels(data.having(points, *_AXES))
-    panels = [one for one in every if len({p.metrics["peak_memory_bytes"] for p in one.points}) > 1]
+    panels = [
+        panel for panel in every if len({p.metrics["peak_memory_bytes"] for p in panel.points}) > 1
+    ]
     fields = data.strategies([point for panel in panels for point in panel.points])
     if not panels or not fields:
         return None
@@ -64,9 +66,9 @@ def _names(best: Sequence[TrialRow], middle: float) -> dict[str, dict[str, str |
     """Returns the points of a front that are named, by key, and how the name stands beside its
     point: toward the ``middle``, in turns above and below."""
     step = max(1, (len(best) - 1) / (MAX_NAMES - 1))
-    chosen = sorted({round(at * step) for at in range(MAX_NAMES)} & set(range(len(best))))
-    found: dict[str, dict[str, str | int]] = {}
-    for number, at in enumerate(chosen):
-        side = ("right", -7) if best[at].metrics["median_ms"] > middle else ("left", 7)
-        found[best[at].key] = {"align": side[0], "dx": side[1], "dy": 11 if number % 2 else -8}
-    return found
+    chosen = sorted({round(index * step) for index in range(MAX_NAMES)} & set(range(len(best))))
+    placed: dict[str, dict[str, str | int]] = {}
+    for number, index in enumerate(chosen):
+        side = ("right", -7) if best[index].metrics["median_ms"] > middle else ("left", 7)
+        placed[best[index].key] = {"align": side[0], "dx": side[1], "dy": 11 if number % 2 else -8}
+    return placed

@@ -17,46 +17,44 @@ _SHOWN = {  # metric -> title of its panel, unit, size of the unit
     "median_ms": ("Time", "ms", 1.0),
     "peak_memory_bytes": ("Memory per rank", "MiB", MIB),
 }
+_Predicted = tuple[TrialRow, float]
 _MOST = 1000  # points of a panel
 _NAMED = 8  # strategies that have their own colours
 
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws logarithmic axes; None where fewer than two points were predicted."""
-    found = {name: pairs for name in _SHOWN if len(pairs := predictions(points, name)) > 1}
-    if not found:
+    by_metric = {name: pairs for name in _SHOWN if len(pairs := predictions(points, name)) > 1}
+    if not by_metric:
         return None
-    shown = [point for pairs in found.values() for point, _ in pairs]
+    shown = [point for pairs in by_metric.values() for point, _ in pairs]
     fields = data.strategies(shown)
     names = list(dict.fromkeys(data.strategy(point, fields) for point in shown))
-    panels = [_panel(name, pairs, fields, names) for name, pairs in found.items()]
+    panels = [_panel(name, pairs, fields, names) for name, pairs in by_metric.items()]
     return style.grid(panels, "Predicted against measured, on the line both are equal", height=280)
 
 
-def predictions(points: Sequence[TrialRow], metric: str) -> list[tuple[TrialRow, float]]:
+def predictions(points: Sequence[TrialRow], metric: str) -> list[_Predicted]:
     """Returns the points with a prediction of ``metric``, each with it."""
     field = METRICS[metric].predicted
-    found = ((point, point.predicted.get(field)) for point in data.having(points, metric))
+    values = ((point, point.predicted.get(field)) for point in data.having(points, metric))
     return [
         (point, float(value))
-        for point, value in found
+        for point, value in values
         if isinstance(value, int | float) and 0 < value < math.inf and point.metrics[metric] > 0
     ]
 
 
 def _panel(
-    metric: str,
-    pairs: Sequence[tuple[TrialRow, float]],
-    fields: Sequence[str],
-    names: Sequence[str],
+    metric: str, pairs: Sequence[_Predicted], fields: Sequence[str], names: Sequence[str]
 ) -> style.Layers:
     title, unit, size = _SHOWN[metric]
-    records: style.Records = [
-        {"strategy": data.strategy(point, fields), "tokens": style.tokens(point.config["seq_len"]),
-         "x": value / size, "y": point.metrics[metric] / size}
-        for point, value in pairs[:: -(-len(pairs) // _MOST)]
-    ]  # fmt: skip
-    values = [one[axis] for one in records for axis in ("x", "y")]
+    records: style.Records = []
+    for point, value in pairs[:: -(-len(pairs) // _MOST)]:
+        name, length = data.strategy(point, fields), style.tokens(point.config["seq_len"])
+        place = {"x": value / size, "y": point.metrics[metric] / size}
+        records.append({"strategy": name, "tokens": length, **place})
+    values = [record[axis] for record in records for axis in ("x", "y")]
     least, most = min(values) / 1.3, max(values) * 1.3
     scale = alt.Scale(type="log", domain=[least, most], nice=False)
     axis = alt.Axis(values=style.log_ticks(least, most))
@@ -69,7 +67,7 @@ def _panel(
     if 1 < len(names) <= _NAMED:
         looks = style.looks(names)
         marks = marks.encode(color=looks["color"], shape=looks["shape"])
-    line = alt.Chart().mark_rule(color=style.BACK, strokeDash=[5, 4]).encode(
-        x=alt.datum(least), y=alt.datum(least), x2=alt.datum(most), y2=alt.datum(most)
-    )  # fmt: skip
+    line = alt.Chart().mark_rule(color=style.BACK, strokeDash=[5, 4])
+    begin, end = alt.datum(least), alt.datum(most)
+    line = line.encode(x=begin, y=begin, x2=end, y2=end)
     return style.panel(records, line, marks, title=title)

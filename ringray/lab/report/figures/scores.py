@@ -23,44 +23,41 @@ def by_length(point: TrialRow) -> dict[int, list[float]]:
 
 def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws at most ``data.MAX_PANELS`` trainings; None without a task."""
-    found = [point for point in data.having(points, SCORE) if by_length(point)]
-    deep = [point for point in found if any(len(row) > 1 for row in by_length(point).values())]
+    examined = [point for point in data.having(points, SCORE) if by_length(point)]
+    deep = [point for point in examined if any(len(row) > 1 for row in by_length(point).values())]
     if not deep:
-        return _lines(found)
+        return _lines(examined)
     varying = words.varying((point.config for point in deep), ("ring_size", *words.PROBLEM))
     shown = deep[: data.MAX_PANELS]
     tallest = max(len(by_length(point)) for point in shown)
-    panels = [_heat(f"trained: {data.problem(one, varying)}", by_length(one)) for one in shown]
+    panels = [
+        _heat(f"trained: {data.problem(point, varying)}", by_length(point)) for point in shown
+    ]
     left_out = len(deep) - len(shown)
     return style.grid(panels, "Score by length and depth", left_out, max(90, 32 * tallest))
 
 
 def _heat(title: str, rows: dict[int, list[float]]) -> style.Layers:
     parts = max(map(len, rows.values()))
-    records = [
-        {"depth": at, "length": style.tokens(length), "value": score, "text": f"{score:.0%}",
-         "dark": score <= 0.5}
-        for length, row in rows.items()
-        for at, score in enumerate(row)
-    ]  # fmt: skip
+    records = []
+    for length, row in rows.items():
+        for depth, score in enumerate(row):
+            cell = {"value": score, "text": f"{score:.0%}", "dark": score <= 0.5}
+            records.append({"depth": depth, "length": style.tokens(length), **cell})
     ends = f"datum.value == 0 ? 'first' : datum.value == {parts - 1} ? 'last' : ''"
     lengths = [style.tokens(length) for length in sorted(rows, reverse=True)]
     scale = alt.Scale(scheme="cividis", domain=[0, 1])
-    return style.heat(
-        records,
-        alt.X("depth:O", title="depth of what is asked for",
-              axis=alt.Axis(labelExpr=ends, labelAngle=0)),
-        alt.Y("length:N", title="sequence length (tokens)", sort=lengths),
-        alt.Color("value:Q", scale=scale, legend=alt.Legend(title="score", format=".0%")),
-        style.tip(length="length", text="score"),
-        title,
-    )  # fmt: skip
+    axis = alt.Axis(labelExpr=ends, labelAngle=0)
+    x = alt.X("depth:O", title="depth of what is asked for", axis=axis)
+    y = alt.Y("length:N", title="sequence length (tokens)", sort=lengths)
+    shade = alt.Color("value:Q", scale=scale, legend=alt.Legend(title="score", format=".0%"))
+    return style.heat(records, x, y, shade, style.tip(length="length", text="score"), title)
 
 
-def _lines(found: Sequence[TrialRow]) -> style.Chart | None:
+def _lines(points: Sequence[TrialRow]) -> style.Chart | None:
     """Draws the medians by length; None where no length varies."""
     scores: dict[int, list[float]] = {}
-    for point in found:
+    for point in points:
         scores.setdefault(point.config["seq_len"], []).append(point.metrics[SCORE])
     if len(scores) < 2:
         return None

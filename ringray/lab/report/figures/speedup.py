@@ -47,40 +47,40 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
         return None
     drawn = [bars(panel, fields) for panel in panels]
     baseline = words.baseline(shown[0].config) or "the baseline"
-    tallest = max(len(one.names) * len(one.lengths) for one in drawn)
-    lengths = sorted({length for one in drawn for length in one.lengths})
-    made = [_panel(panel.title, one, lengths) for panel, one in zip(panels, drawn, strict=True)]
-    names = [name for one in drawn for name in one.names]
+    tallest = max(len(panel_bars.names) * len(panel_bars.lengths) for panel_bars in drawn)
+    lengths = sorted({length for panel_bars in drawn for length in panel_bars.lengths})
+    made = [
+        _panel(panel.title, panel_bars, lengths)
+        for panel, panel_bars in zip(panels, drawn, strict=True)
+    ]
+    names = [name for panel_bars in drawn for name in panel_bars.names]
     title, height = f"Speed-up over {baseline}", max(130, 19 * tallest)
     return style.grid(made, title, left_out, height, names)
 
 
-def _panel(title: str, found: Bars, lengths: Sequence[int]) -> style.Layers:
-    records: style.Records = [
-        {"strategy": name, "length": f"{style.tokens(length)} tokens", "value": value,
-         "text": f"{value:.2f}"}
-        for (name, length), value in found.values.items()
-        if name in found.names and length in found.lengths
-    ]  # fmt: skip
-    most = max(one["value"] for one in records)
+def _panel(title: str, bars: Bars, lengths: Sequence[int]) -> style.Layers:
+    records: style.Records = []
+    for (name, length), value in bars.values.items():
+        if name in bars.names and length in bars.lengths:
+            place = {"strategy": name, "length": f"{style.tokens(length)} tokens"}
+            records.append({**place, "value": value, "text": f"{value:.2f}"})
+    most = max(record["value"] for record in records)
     texts = [f"{style.tokens(length)} tokens" for length in lengths]
-    shades = [_SHADES[1]] if len(lengths) == 1 else [_SHADES[at * 4 // len(lengths)] for at in
-                                                    range(len(lengths))]  # fmt: skip
-    legend = alt.Legend(title=None, columns=style.columns(texts)) if len(lengths) > 1 else None
-    base = alt.Chart().encode(
-        x=alt.X("value:Q", title="times as fast (line: equal)",
-                scale=alt.Scale(domain=[0, max(1.1, most * 1.15)], nice=False)),
-        y=alt.Y("strategy:N", title=None, sort=found.names, scale=style.BANDS,
-                axis=alt.Axis(grid=False)),
-        yOffset=alt.YOffset("length:N", sort=texts),
-    )  # fmt: skip
-    return style.panel(
-        records,
-        base.mark_bar().encode(
-            color=alt.Color("length:N", scale=alt.Scale(domain=texts, range=shades), legend=legend),
-            tooltip=style.tip(strategy="strategy", length="length", text="times as fast"),
-        ),
-        base.mark_text(align="left", dx=4).encode(text="text:N"),
-        alt.Chart().mark_rule(color=style.INK).encode(x=alt.datum(1)),
-        title=title,
+    # A single length has the colour that stands out from the paper and from the line.
+    places = (
+        [1] if len(lengths) == 1 else [4 * place // len(lengths) for place in range(len(lengths))]
     )
+    shades = [_SHADES[place] for place in places]
+    legend = alt.Legend(title=None, columns=style.columns(texts)) if len(lengths) > 1 else None
+    scale = alt.Scale(domain=[0, max(1.1, most * 1.15)], nice=False)
+    x = alt.X("value:Q", title="times as fast (line: equal)", scale=scale)
+    y, beside = style.bands("strategy", bars.names), alt.YOffset("length:N", sort=texts)
+    base = alt.Chart().encode(x=x, y=y, yOffset=beside)
+    colours = alt.Scale(domain=texts, range=shades)
+    drawn = base.mark_bar().encode(
+        color=alt.Color("length:N", scale=colours, legend=legend),
+        tooltip=style.tip(strategy="strategy", length="length", text="times as fast"),
+    )
+    numbers = base.mark_text(align="left", dx=4).encode(text="text:N")
+    equal = alt.Chart().mark_rule(color=style.INK).encode(x=alt.datum(1))
+    return style.panel(records, drawn, numbers, equal, title=title)

@@ -25,11 +25,9 @@ Records = list[dict[str, Any]]
 
 # The first is part of vl-convert, so pictures are the same on every machine.
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-SHAPES = (
-    "circle", "square", "triangle-up", "diamond", "cross", "triangle-down", "triangle-right",
-    "triangle-left",
-)  # fmt: skip
-BANDS = alt.Scale(paddingInner=0.25, paddingOuter=0.1)  # the bars of one name stand together
+SHAPES = ["circle", "square", "triangle-up", "diamond", "cross"]
+SHAPES += ["triangle-down", "triangle-right", "triangle-left"]
+_BANDS = alt.Scale(paddingInner=0.25, paddingOuter=0.1)  # the bars of one name stand together
 _DASHES = ([1, 0], [6, 3], [2, 2])
 INK, PALE, BACK = colour("ink"), colour("pale"), colour("back")
 # Two panels beside each other with their axes are as wide as MLflow's column for descriptions.
@@ -39,35 +37,35 @@ _COLUMNS = 2
 _TEXT = 11
 _NAME = 200  # greatest width of a name at an axis, pixels
 _CHARACTER = 6.0  # width of a character of that size, pixels
+_LABELLED = re.compile(
+    r'(<path|<line|<text) aria-label="([^"]*)" role="graphics-symbol"'
+    r'(?: aria-roledescription="[^"]*")?([^>]*?)(/>|>)'
+)
 _SCALE = 1.1  # of a PNG
+_LABELS = {"labelFontSize": _TEXT, "titleFontSize": _TEXT, "titleFontWeight": "normal"}
 _CONFIG: dict[str, Any] = {
     "background": colour("paper"),
     "font": FONT,
     "padding": 8,
     "view": {"stroke": None},
     "title": {"color": INK, "fontSize": 15, "anchor": "start", "offset": 12},
-    "axis": {
-        "labelColor": PALE, "titleColor": INK, "domainColor": BACK, "tickColor": BACK,
-        "gridColor": colour("rule"), "labelFontSize": _TEXT, "titleFontSize": _TEXT,
-        "titleFontWeight": "normal", "labelLimit": _NAME, "titlePadding": 8,
-    },
+    "axis": _LABELS
+    | {"labelColor": PALE, "titleColor": INK, "domainColor": BACK, "tickColor": BACK}
+    | {"gridColor": colour("rule"), "labelLimit": _NAME, "titlePadding": 8},
     "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 8},
-    "legend": {
-        "labelColor": INK, "titleColor": PALE, "labelFontSize": _TEXT, "titleFontSize": _TEXT,
-        "titleFontWeight": "normal", "labelLimit": 340, "orient": "bottom", "symbolSize": 70,
-        "symbolOpacity": 1,
-        "columnPadding": 18,
-    },
+    "legend": _LABELS
+    | {"labelColor": INK, "titleColor": PALE, "labelLimit": 340, "columnPadding": 18}
+    | {"orient": "bottom", "symbolSize": 70, "symbolOpacity": 1},
     "text": {"color": INK, "fontSize": _TEXT},
     "concat": {"spacing": 28},
-}  # fmt: skip
+}
 
 
 def spec(chart: Chart) -> dict[str, Any]:
     """Returns a chart as Vega-Lite takes it, with null for numbers that JSON lacks."""
     made = chart.to_dict(validate=False)  # the contract suite does
-    found: dict[str, Any] = json.loads(json.dumps(made), parse_constant=lambda _: None)
-    return found
+    parsed: dict[str, Any] = json.loads(json.dumps(made), parse_constant=lambda _: None)
+    return parsed
 
 
 def png(chart: Chart) -> bytes:
@@ -84,8 +82,7 @@ def svg(made: Mapping[str, Any], name: str, title: str) -> str:
     """
     text = vl_convert.vegalite_to_svg(json.dumps(made), vl_version=VEGA_LITE)
     text = re.sub(r'(\bid="|url\(#)', rf"\1{name}-", text)
-    text = re.sub(r'(<path|<line|<text) aria-label="([^"]*)" role="graphics-symbol"'
-                  r'( aria-roledescription="[^"]*")?([^>]*?)(/>|>)', _titled, text)  # fmt: skip
+    text = _LABELLED.sub(_titled, text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
 
 
@@ -96,10 +93,10 @@ def picture(chart: Chart, name: str, title: str = "") -> Picture:
     return Picture(title, svg(made, name, title), made)
 
 
-def _titled(found: re.Match[str]) -> str:
-    tag, said, _, rest, end = found.groups()
+def _titled(match: re.Match[str]) -> str:
+    tag, label, rest, end = match.groups()
     close = f"</{tag[1:]}>" if end == "/>" else ""
-    return f"{tag}{rest}><title>{said}</title>{close}"
+    return f"{tag}{rest}><title>{label}</title>{close}"
 
 
 def panel(records: Records, *layers: alt.Chart, title: str = "") -> Layers:
@@ -121,7 +118,7 @@ def grid(
     width -= max(0, min(_NAME, round(max(map(len, names), default=0) * _CHARACTER)) - 50)
     if left_out:
         title += f"  (and {left_out} more problems: see the table)"
-    sized = [one.properties(width=width, height=height) for one in panels]
+    sized = [panel.properties(width=width, height=height) for panel in panels]
     return figure(sized, alt.TitleParams(title), columns)
 
 
@@ -133,14 +130,20 @@ def figure(panels: Sequence[Layers], title: alt.TitleParams, columns: int = 1) -
     return made.resolve_scale(x="independent", y="independent")
 
 
+def bands(field: str, names: Sequence[str], title: str | None = None) -> alt.Y:
+    """Returns a y axis of ``names``, with the bars of each together."""
+    axis = alt.Axis(grid=False)
+    return alt.Y(f"{field}:N", title=title, sort=names, scale=_BANDS, axis=axis)
+
+
 def tip(**names: str) -> list[alt.Tooltip]:
     """Returns what the pointer shows: fields with their names; numbers with four digits."""
     exact = ("strategy", "tokens", "length", "text", "bar", "name", "step")
-    return [
-        alt.Tooltip(f"{field}:N", title=name) if field in exact
-        else alt.Tooltip(f"{field}:Q", title=name, format=",.4~r")
-        for field, name in names.items()
-    ]  # fmt: skip
+    tips = [alt.Tooltip(f"{field}:Q", title=name, format=",.4~r") for field, name in names.items()]
+    for index, (field, name) in enumerate(names.items()):
+        if field in exact:
+            tips[index] = alt.Tooltip(f"{field}:N", title=name)
+    return tips
 
 
 def looks(names: Sequence[str], baseline: str | None = None) -> dict[str, Any]:
@@ -148,19 +151,14 @@ def looks(names: Sequence[str], baseline: str | None = None) -> dict[str, Any]:
     last colour, dashes; those of the ``baseline`` are pale."""
     domain = [*names, *([baseline] if baseline else [])]
     back = [baseline is not None and name == baseline for name in domain]
-    colours = [BACK if is_back else LINES[at % 8] for at, is_back in enumerate(back)]
-    shapes = ["stroke" if is_back else SHAPES[at % 8] for at, is_back in enumerate(back)]
-    dashes = [[3, 3] if is_back else _DASHES[at // 8 % 3] for at, is_back in enumerate(back)]
+    colours = [BACK if is_back else LINES[index % 8] for index, is_back in enumerate(back)]
+    shapes = ["stroke" if is_back else SHAPES[index % 8] for index, is_back in enumerate(back)]
+    dashes = [[3, 3] if is_back else _DASHES[index // 8 % 3] for index, is_back in enumerate(back)]
     legend = None if len(domain) < 2 else alt.Legend(title=None, columns=columns(domain))
-    every = (
-        ("color", alt.Color, colours),
-        ("shape", alt.Shape, shapes),
-        ("strokeDash", alt.StrokeDash, dashes),
-    )
-    return {
-        name: channel("strategy:N", scale=alt.Scale(domain=domain, range=values), legend=legend)
-        for name, channel, values in every
-    }
+    channels = (alt.Color, colours), (alt.Shape, shapes), (alt.StrokeDash, dashes)
+    scales = [(channel, alt.Scale(domain=domain, range=values)) for channel, values in channels]
+    made = [channel("strategy:N", scale=scale, legend=legend) for channel, scale in scales]
+    return dict(zip(("color", "shape", "strokeDash"), made, strict=True))
 
 
 def columns(names: Sequence[str]) -> int:
@@ -173,7 +171,9 @@ def lengths(values: Sequence[float]) -> alt.X:
     ticks = sorted(set(values))
     step = math.ceil(len(ticks) / 7)
     shown = ticks[::-1][::step][::-1]
-    axis = alt.Axis(values=shown, labelExpr=labels({one: tokens(one) for one in shown}), grid=True)
+    axis = alt.Axis(
+        values=shown, labelExpr=labels({length: tokens(length) for length in shown}), grid=True
+    )
     scale = alt.Scale(type="log", base=2, nice=False, padding=12)
     return alt.X("length:Q", title="sequence length (tokens)", scale=scale, axis=axis)
 
@@ -208,5 +208,5 @@ def log_ticks(least: float, most: float) -> list[float]:
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
     near = most / least < 8
     steps = (1, 1.5, 2, 3, 4, 5, 6, 8) if near else (1, 2, 5) if high - low < 4 else (1,)
-    found = [step * 10.0**power for power in range(low, high + 1) for step in steps]
-    return [one for one in found if least * 0.8 <= one <= most * 1.25]
+    ticks = [step * 10.0**power for power in range(low, high + 1) for step in steps]
+    return [tick for tick in ticks if least * 0.8 <= tick <= most * 1.25]

@@ -116,15 +116,16 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         hashes=[base64.b64encode(digest).decode() for digest in hashes],
         charts=charts,
         numbers=lambda table: [
-            any(isinstance(row[at], Number) for row in table.rows) for at in range(len(table.heads))
+            any(isinstance(row[column], Number) for row in table.rows)
+            for column in range(len(table.heads))
         ],
     )
 
 
 def _has_picture(blocks: Sequence[Any]) -> bool:
     return any(
-        isinstance(one, Picture) or (isinstance(one, Section) and _has_picture(one.blocks))
-        for one in blocks
+        isinstance(block, Picture) or (isinstance(block, Section) and _has_picture(block.blocks))
+        for block in blocks
     )
 
 
