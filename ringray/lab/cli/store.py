@@ -131,10 +131,10 @@ def recover(arguments: argparse.Namespace) -> int:
     """Saves the readable part of a damaged store."""
     path = Path(arguments.store) if arguments.store else default_path()
     result = mend(path)
-    if result.kept is None:
+    if result.aside is None:
         print(f"{path} is not damaged; nothing was done")
         return 0
-    print(f"{path} was damaged and is kept as {result.kept.name}; the new store has:")
+    print(f"{path} was damaged and is kept as {result.aside.name}; the new store has:")
     for sweep in result.sweeps:
         saved = f"{units.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended"
         if sweep.earlier:

@@ -70,38 +70,33 @@ class Feed:
     def _whole(self, sweep: SweepRow, state: DriverState | None) -> Iterator[Event]:
         """Yields all that is known."""
         cores = (sweep.environment.get("hardware") or {}).get("cores", 0)
-        bare = replace(
-            sweep,
-            source="",
-            spec=public_spec(sweep.spec),
-            environment={"hardware": {"cores": cores}},
-        )
-        yield {"sweep": asdict(bare)}
+        bare = replace(sweep, source="", spec=public_spec(sweep.spec))
+        yield {"sweep": asdict(bare) | {"environment": {"hardware": {"cores": cores}}}}
         self._cursor = self._store.sequence(self._digest)
         rows = self._store.trials(self._digest)
         yield from map(_row, rows)
         began = state.began if state else sweep.updated
-        known = state.done if state else None
-        done = [
-            row.key for row in rows if row.status is not None
-            and (known is None or row.key in known or (row.ended or 0.0) >= began)
-        ]  # fmt: skip
+        before = state.done if state else None
+        ended = [row for row in rows if row.status is not None]
+        if before is not None:  # an older result of what is to be measured again does not count
+            ended = [row for row in ended if row.key in before or (row.ended or 0.0) >= began]
+        done = [row.key for row in ended]
         yield {"begin": {"done": done, "ago": max(0.0, time.time() - began)}}
         self._noted, self._running = 0, {}
 
     def _changes(self, state: DriverState | None) -> Iterator[Event]:
         """Yields what came since the last call."""
         changes, self._cursor = self._store.changed_since(self._digest, self._cursor)
-        ended = {kept.trial.key: kept.trial for kept in changes}
+        ended = {change.trial.key: change.trial for change in changes}
         running = state.running if state else {}
         for number, text in state.notes if state else ():
             if number > self._noted:
                 self._noted = number
                 yield {"note": shown(text)}
-        for key, (attempt, at) in running.items():
-            stale = key in ended and (ended[key].ended or 0.0) >= at
-            if not stale and self._running.get(key) != (attempt, at):
-                ago = max(0.0, time.time() - at)
+        for key, (attempt, began) in running.items():
+            stale = key in ended and (ended[key].ended or 0.0) >= began
+            if not stale and self._running.get(key) != (attempt, began):
+                ago = max(0.0, time.time() - began)
                 yield {"started": key, "attempt": attempt, "ago": ago}
         self._running = running
         yield from map(_row, ended.values())

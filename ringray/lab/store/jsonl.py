@@ -28,15 +28,15 @@ def read(path: Path) -> list[tuple[SweepInfo, TrialRow]]:
     Raises:
         UserError: the file cannot be read, or a line is none of ours; the message has its number.
     """
-    found = []
+    records = []
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    found.append(_parsed(line, f"{path}:{number}"))
+                    records.append(_parsed(line, f"{path}:{number}"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {reason_of(error)}") from error
-    return found
+    return records
 
 
 def _parsed(line: bytes, place: str) -> tuple[SweepInfo, TrialRow]:
@@ -45,16 +45,13 @@ def _parsed(line: bytes, place: str) -> tuple[SweepInfo, TrialRow]:
         when = record.get("time")  # not in lines of format 1
         ended = datetime.fromisoformat(when).timestamp() if when else None
         where = record["environment"]
-        metrics = {name: one for name, one in record["metrics"].items() if one is not None}
-        samples = {
-            name: [one for one in values if one is not None]
-            for name, values in record.get("samples", {}).items()
-        }
-        row = TrialRow(
-            record["point"] or "", 0, record["config"], record.get("predicted", {}),
-            record["status"], record["reason"], metrics, samples, record["point"], 1, ended, ended,
-            where,
-        )  # fmt: skip
+        metrics = {name: number for name, number in record["metrics"].items() if number is not None}
+        samples = dict(record.get("samples", {}))
+        for name, values in samples.items():
+            samples[name] = [number for number in values if number is not None]
+        plan = record["point"] or "", 0, record["config"], record.get("predicted", {})
+        status, reason, point = record["status"], record["reason"], record["point"]
+        row = TrialRow(*plan, status, reason, metrics, samples, point, 1, ended, ended, where)
         digest, name = record["sweep"], record.get("name", "")
         if not (is_trial(row) and isinstance(digest, str) and isinstance(name, str)):
             raise ValueError
@@ -85,9 +82,8 @@ class Lines:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = deadline.opened(path, os.O_APPEND)
         except OSError as error:
-            raise UserError(
-                f"--json {path}: {reason_of(error)}; name a file that can be written"
-            ) from None
+            why = f"{reason_of(error)}; name a file that can be written"
+            raise UserError(f"--json {path}: {why}") from None
         if path.is_fifo():
             self._pipe = file
         else:
@@ -120,7 +116,7 @@ class Lines:
     def _read(self) -> set[str]:
         """Returns the records of this sweep in the file."""
         assert self._path is not None
-        found, end = set(), 0
+        there, end = set(), 0
         with self._path.open("r+b") as file:
             for line in file:
                 if not line.endswith(b"\n"):
@@ -137,8 +133,8 @@ class Lines:
                     except ValueError:
                         continue
                     if record.get("sweep") == self._sweep.digest:
-                        found.add(_identity(record))
-        return found
+                        there.add(_identity(record))
+        return there
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         if self._path is None or not lines:
@@ -156,11 +152,10 @@ class Lines:
                 if stat.S_ISREG(before.st_mode):  # removes an incomplete line
                     os.ftruncate(file, before.st_size)
                     advice = "free some space"
-                raise PlaceError(
-                    f"--json {self._path}: {reason_of(error)}; the trial is "
-                    f"in the store: {advice}, then `ringray resume {self._sweep.name} "
-                    f"--json {self._path}` writes its line and continues"
-                ) from error
+                again = f"`ringray resume {self._sweep.name} --json {self._path}`"
+                advice += f", then {again} writes its line and continues"
+                why = f"{reason_of(error)}; the trial is in the store: {advice}"
+                raise PlaceError(f"--json {self._path}: {why}") from error
         finally:
             if file != self._pipe:
                 os.close(file)
@@ -168,6 +163,5 @@ class Lines:
 
 def _identity(line: dict[str, Any]) -> str:
     """Returns a key that differs between any two records."""
-    return json.dumps(
-        [line.get(name) for name in ("point", "config", "status", "reason", "metrics")]
-    )
+    fields = ("point", "config", "status", "reason", "metrics")
+    return json.dumps([line.get(name) for name in fields])

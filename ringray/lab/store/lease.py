@@ -45,13 +45,9 @@ class Owner:
 
 @contextmanager
 def hold(
-    store: Path,
-    digest: str,
-    role: str,
-    refusal: Callable[..., str],
-    note: Callable[[str], None] | None,
+    path: Path, refusal: Callable[..., str], note: Callable[[str], None] | None
 ) -> Iterator[Callable[[], bool]]:
-    """Holds the lease and yields a function that tells whether it is still held.
+    """Holds the lease at ``path`` and yields a function that tells whether it is still held.
 
     ``note`` is told of a holder on another machine that left the lease behind.
 
@@ -59,7 +55,6 @@ def hold(
         PlaceError: another process holds it, with the message ``refusal(owner=...)``; or the file
             system has no locks or no space.
     """
-    path = _path(store, digest, role)
     me = Owner(os.getpid(), socket.gethostname(), str(time.time()))
     until = time.monotonic() + _RETRY_S
     try:
@@ -86,21 +81,16 @@ def hold(
                     path.unlink()
 
 
-def owner(store: Path, digest: str, role: str) -> Owner | None:
-    """Returns the live holder of a lease, or None."""
-    return _live(_path(store, digest, role))
-
-
 def users(store: Path) -> list[Owner]:
     """Returns the live holders of all leases of a store."""
-    return [holder for path in _paths(store) if (holder := _live(path))]
+    return [holder for path in _paths(store) if (holder := owner(path))]
 
 
 def dead(store: Path) -> list[Owner]:
     """Returns the drivers of this machine that were killed and whose lease files remain."""
     drivers = [path for path in _paths(store) if path.name.endswith(".driver.lock")]
-    found = [(_named(path), _live(path)) for path in drivers]
-    return [named for named, live in found if named and named.near and live is None]
+    holders = [(_named(path), owner(path)) for path in drivers]
+    return [named for named, live in holders if named and named.near and live is None]
 
 
 def bury(store: Path) -> None:
@@ -113,7 +103,8 @@ def bury(store: Path) -> None:
                 file.close()
 
 
-def _path(store: Path, digest: str, role: str) -> Path:
+def path_of(store: Path, digest: str, role: str) -> Path:
+    """Returns the file of a sweep's lease for a ``role``, beside the store."""
     store = store.resolve()
     return store.with_name(f".{store.name}.{digest[:12]}.{role}.lock")
 
@@ -135,7 +126,8 @@ def _lock(path: Path) -> IO[str] | None:
     return None
 
 
-def _live(path: Path) -> Owner | None:
+def owner(path: Path) -> Owner | None:
+    """Returns the live holder of a lease, or None."""
     with suppress(OSError), private_files.regular(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

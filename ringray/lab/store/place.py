@@ -34,25 +34,25 @@ class OpenFile:
         except OSError:  # a network that is away; sqlite reports it
             return True
 
-    def _error(self, kept: Path | None) -> PlaceError:
-        where = (
-            f"all that it held is in {kept}: `ringray resume SWEEP --store {kept}` continues"
-            if kept
-            else "what it held could not be saved; `ringray resume SWEEP --from-mlflow` restores "
-            "what MLflow has"
-        )
+    def _error(self, copy: Path | None) -> PlaceError:
+        where = f"all that it held is in {copy}: `ringray resume SWEEP --store {copy}` continues"
+        if copy is None:
+            where = (
+                "what it held could not be saved; `ringray resume SWEEP --from-mlflow` restores "
+            )
+            where += "what MLflow has"
         how = "replaced" if self._path.exists() else "deleted"
         return PlaceError(f"the store {self._path} was {how} while it is in use; {where}")
 
 
 def _rescued(db: sqlite3.Connection, path: Path) -> Path | None:
     """Copies ``db`` beside ``path``; returns the copy, or None if that fails."""
-    kept = path.with_name(f"{path.name}.rescued-{int(time.time())}")
+    rescued = path.with_name(f"{path.name}.rescued-{int(time.time())}")
     try:
-        private_files.above(kept)
-        private_files.database(kept)
-        with closing(sqlite3.connect(kept)) as copy:
+        private_files.above(rescued)
+        private_files.database(rescued)
+        with closing(sqlite3.connect(rescued)) as copy:
             db.backup(copy)
     except (OSError, sqlite3.Error):
         return None
-    return kept
+    return rescued

@@ -6,12 +6,13 @@ are taken if their checksums hold. The snapshot supplies what is not readable an
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -58,9 +59,9 @@ class Saved:
 
 @dataclass(frozen=True)
 class Recovered:
-    """The result. ``kept``: the new path of the damaged file; None if the store was not damaged."""
+    """The result. ``aside``: the new path of the damaged file; None if the store was whole."""
 
-    kept: Path | None
+    aside: Path | None
     sweeps: tuple[Saved, ...]
 
 
@@ -176,8 +177,9 @@ def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
         named = set()
         for db, tables in zip(sources, listed, strict=True):
             present, past = tables["trials"][digest], tables["history"][digest]
-            trials.append(_rows(db, environments, digest, {(key,) for key, _ in present}, "trials"))
-            earlier += _rows(db, environments, digest, past, "history")
+            read = partial(rows.trial_rows, db, environments, digest)
+            trials.append(_rows(read, {(key,) for key, _ in present}, "trials"))
+            earlier += _rows(read, past, "history")
             named |= {(key, number) for key, number in present | past if number}
         if digest not in sweeps and not any(trials):
             continue
@@ -187,8 +189,8 @@ def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
         for of_source in trials:
             store.restore(sweep, sweep.created, of_source)
         store.restore(sweep, sweep.created, (), earlier)
-        read = {(row.trial.key, row.seq) for some in (*trials, earlier) for row in some}
-        saved.append(_saved(store, sweep, sweep is lost_row, named, named - read))
+        saved_rows = {(row.trial.key, row.seq) for some in (*trials, earlier) for row in some}
+        saved.append(_saved(store, sweep, sweep is lost_row, named, named - saved_rows))
     return tuple(saved)
 
 
@@ -201,10 +203,8 @@ def _saved(
     ended = {row.key for row in trials if row.status is not None}
     lost = {key for key, _ in named} - ended
     others = sum(key not in lost for key, _ in unread)
-    return Saved(
-        sweep.digest, sweep.name, len(trials), len(ended), tuple(sorted(lost)), nameless,
-        len(earlier), others,
-    )  # fmt: skip
+    counts, gone = (len(trials), len(ended)), tuple(sorted(lost))
+    return Saved(sweep.digest, sweep.name, *counts, gone, nameless, len(earlier), others)
 
 
 def _sweeps(
@@ -231,15 +231,15 @@ def _listed(db: sqlite3.Connection, table: rows.Table) -> dict[str, set[Recordin
 
 
 def _rows(
-    db: sqlite3.Connection, environments: rows.Environments, digest: str,
-    places: Iterable[tuple[str | int, ...]], table: rows.Table,
-) -> list[Kept]:  # fmt: skip
-    """Returns the rows of a table at ``places``, keys or keys and numbers, that can be read."""
+    read: Callable[..., list[Kept]], places: Iterable[tuple[str | int, ...]], table: rows.Table
+) -> list[Kept]:
+    """Returns the rows of a table at ``places``, keys or keys and numbers, that ``read`` can
+    read: ``rows.trial_rows`` of a sweep."""
     only = "AND key = ?" if table == "trials" else "AND key = ? AND seq = ?"
     readable: list[Kept] = []
     for place in sorted(places):
         with suppress(sqlite3.Error, Damage):
-            readable += rows.trial_rows(db, environments, only, digest, *place, table=table)
+            readable += read(only, *place, table=table)
     return readable
 
 
@@ -253,11 +253,9 @@ def _scan(db: sqlite3.Connection, what: str, *order: str) -> Iterator[tuple[Any,
 
 def _exchange(path: Path, new: Path) -> Path:
     """Puts ``new`` in the place of ``path``; returns the name under which the old file is kept."""
-    aside = path.with_name(f"{path.name}.damaged")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{path.name}.damaged-{number}")
+    endings = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
+    names = (path.with_name(f"{path.name}.damaged{ending}") for ending in endings)
+    aside = next(name for name in names if not name.exists())
     for ending in ("", "-wal"):
         if (old := Path(f"{path}{ending}")).exists():
             try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from sqlite3 import Connection
 from typing import Any, Literal, get_args
 
 from ringray.base.provenance import point_digest
@@ -36,25 +36,24 @@ BROKEN = [f"SELECT key FROM {table} WHERE seal IS NOT {TRIAL_SEAL}" for table in
 
 
 def sweep_rows(
-    db: sqlite3.Connection, environments: Environments, condition: str, *values: str
+    db: Connection, environments: Environments, condition: str, *values: str
 ) -> list[SweepRow]:
     """Returns the sweeps that fit ``condition`` (the end of an SQL statement, never a user's
     text), without the numbers of their trials."""
     columns = f"{', '.join(SWEEP)}, status, created, updated, seal IS {SWEEP_SEAL}"
     sweeps = []
-    for digest, name, kind, spec, source, where, *state, whole in db.execute(
-        f"SELECT {columns} FROM sweeps {condition}", values
-    ).fetchall():
+    fetched = db.execute(f"SELECT {columns} FROM sweeps {condition}", values).fetchall()
+    for digest, name, kind, spec, source, where, *state, whole in fetched:
         if not whole:
             raise Damage(f"sweep {name} ({str(digest)[:12]}) is not as it was written")
         spec = _parsed(spec, f"the spec of sweep {name}")
-        if not is_sweep(digest, name, kind, spec, source, *state):
+        if not is_sweep((digest, name, kind, source), spec, *state):
             raise Damage(f"sweep {str(name)[:80]} has values of another type")
         sweeps.append(SweepRow(digest, name, kind, spec, source, environments(where), *state))
     return sweeps
 
 
-def counted(db: sqlite3.Connection, sweep: SweepRow) -> SweepRow:
+def counted(db: Connection, sweep: SweepRow) -> SweepRow:
     """Returns the sweep with the numbers of its trials."""
     query = "SELECT status, count(*) FROM trials WHERE digest = ? GROUP BY status"
     by_status = dict(db.execute(query, (sweep.digest,)).fetchall())
@@ -63,10 +62,10 @@ def counted(db: sqlite3.Connection, sweep: SweepRow) -> SweepRow:
 
 
 def trial_rows(
-    db: sqlite3.Connection,
+    db: Connection,
     environments: Environments,
-    condition: str,
     digest: str,
+    condition: str,
     *values: int | str,
     table: Table = "trials",
 ) -> list[Kept]:
@@ -74,29 +73,26 @@ def trial_rows(
     above)."""
     recordings = []
     query = f"SELECT {', '.join(TRIAL)}, seal IS {TRIAL_SEAL} FROM {table} WHERE digest = ?"
-    for _, key, index, config, predicted, seq, *outcome, whole in db.execute(
-        f"{query} {condition}", (digest, *values)
-    ).fetchall():
-        status, reason, metrics, samples, point, attempts, started, ended, where = outcome
+    fetched = db.execute(f"{query} {condition}", (digest, *values)).fetchall()
+    for _, key, index, config, predicted, seq, *outcome, where, whole in fetched:
+        status, reason, metrics, samples, *measured = outcome
         named = f"trial {key} of sweep {digest[:12]}"
         if not whole:
             raise Damage(f"{named} is not as it was written")
-        config, predicted, metrics, samples = (
-            _parsed(text, named) for text in (config, predicted, metrics, samples)
-        )
+        texts = (config, predicted, metrics, samples)
+        config, predicted, metrics, samples = (_parsed(text, named) for text in texts)
         if not isinstance(reason, str | None):
             raise Damage(f"{named} has a reason that is no text")
-        trial = TrialRow(
-            key, index, config, predicted, status, reason, metrics, samples, point, attempts,
-            started, ended, None if where is None else environments(where),
-        )  # fmt: skip
+        environment = None if where is None else environments(where)
+        plan = [key, index, config, predicted]
+        trial = TrialRow(*[*plan, status, reason, metrics, samples, *measured, environment])
         if type(seq) is not int or not is_trial(trial):
             raise Damage(f"{named} has values of another type")
         recordings.append(Kept(trial, seq))
     return recordings
 
 
-def check_seals(db: sqlite3.Connection, digest: str, key: str | None = None) -> None:
+def check_seals(db: Connection, digest: str, key: str | None = None) -> None:
     """Raises Damage if a trial of the sweep (or the one of that key) was changed from outside."""
     only, values = ("", ()) if key is None else (" AND key = ?", (key,))
     row = db.execute(f"{BROKEN[0]} AND digest = ?{only}", (digest, *values)).fetchone()
@@ -104,12 +100,10 @@ def check_seals(db: sqlite3.Connection, digest: str, key: str | None = None) -> 
         raise Damage(f"trial {row[0]} of sweep {digest[:12]} is not as it was written")
 
 
-def seal(db: sqlite3.Connection, digest: str) -> None:
+def seal(db: Connection, digest: str) -> None:
     """Seals the trials of a sweep that were written since check_seals."""
-    db.execute(
-        f"UPDATE trials SET seal = {TRIAL_SEAL} WHERE digest = ? AND seal IS NOT {TRIAL_SEAL}",
-        (digest,),
-    )
+    unsealed = f"digest = ? AND seal IS NOT {TRIAL_SEAL}"
+    db.execute(f"UPDATE trials SET seal = {TRIAL_SEAL} WHERE {unsealed}", (digest,))
 
 
 def _upsert(table: str, columns: Sequence[str], key: str, updated: Sequence[str], only: str) -> str:
@@ -122,9 +116,13 @@ def _upsert(table: str, columns: Sequence[str], key: str, updated: Sequence[str]
 
 
 def put_sweep(
-    db: sqlite3.Connection, sweep: SweepInfo, status: SweepStatus, when: float,
-    updated: Sequence[str], only: str = "",
-) -> str:  # fmt: skip
+    db: Connection,
+    sweep: SweepInfo,
+    status: SweepStatus,
+    when: float,
+    *updated: str,
+    only: str = "",
+) -> str:
     """Writes a sweep and makes it the latest; ``updated``: columns to change if it is known.
 
     Returns:
@@ -132,33 +130,30 @@ def put_sweep(
     """
     identity = put_environment(db, sweep.environment)
     columns = (*SWEEP, "status", "created", "updated")
-    written = db.execute(
-        _upsert("sweeps", columns, "digest", (*SWEEP[1:], *updated), only),
-        (sweep.digest, sweep.name, sweep.kind, packed(sweep.spec), sweep.source, identity,
-         status, when, when),
-    ).rowcount  # fmt: skip
-    if written:
+    statement = _upsert("sweeps", columns, "digest", (*SWEEP[1:], *updated), only)
+    texts = (sweep.digest, sweep.name, sweep.kind, packed(sweep.spec), sweep.source)
+    if db.execute(statement, (*texts, identity, status, when, when)).rowcount:
         mark = f"UPDATE sweeps SET turn = {NEXT_TURN}, seal = {SWEEP_SEAL} WHERE digest = ?"
         db.execute(mark, (sweep.digest,))
     return identity
 
 
-def put_trials(db: sqlite3.Connection, digest: str, trials: Sequence[TrialInfo]) -> None:
+def put_trials(db: Connection, digest: str, trials: Sequence[TrialInfo]) -> None:
     """Writes planned trials; outcomes stay."""
     changed = " OR ".join(f"{column} <> excluded.{column}" for column in _PLAN)
-    db.executemany(
-        _upsert("trials", TRIAL[:5], "digest, key", _PLAN, f"WHERE {changed}"),
-        [(digest, t.key, t.index, packed(t.config), packed(t.predicted)) for t in trials],
-    )
+    statement = _upsert("trials", TRIAL[:5], "digest, key", _PLAN, f"WHERE {changed}")
+    db.executemany(statement, [_planned(digest, trial) for trial in trials])
 
 
-def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome) -> None:
+def _planned(digest: str, trial: TrialInfo | TrialRow) -> tuple[str, str, int, str, str]:
+    """Returns the first values of a trial's row, those of its plan."""
+    return digest, trial.key, trial.index, packed(trial.config), packed(trial.predicted)
+
+
+def put_outcome(db: Connection, digest: str, key: str, outcome: Outcome) -> None:
     """Writes the outcome of a trial; ValueError if it was never begun."""
-    row = db.execute(
-        "SELECT idx, config, predicted, attempts, started, ended FROM trials "
-        "WHERE digest = ? AND key = ?",
-        (digest, key),
-    ).fetchone()
+    query = "SELECT idx, config, predicted, attempts, started, ended FROM trials "
+    row = db.execute(f"{query} WHERE digest = ? AND key = ?", (digest, key)).fetchone()
     if row is None:
         raise ValueError(f"trial {key} of sweep {digest[:12]} was not begun")
     check_seals(db, digest, key)
@@ -172,48 +167,44 @@ def put_outcome(db: sqlite3.Connection, digest: str, key: str, outcome: Outcome)
         (environment,) = db.execute(query, (digest,)).fetchone()
     else:
         environment = put_environment(db, outcome.environment)
-    values = (
-        next_seq(db, digest), outcome.status, outcome.reason, packed(dict(outcome.metrics)),
-        packed(dict(outcome.samples)), outcome.point, attempts, *ours, environment,
-    )  # fmt: skip
+    numbers = packed(dict(outcome.metrics)), packed(dict(outcome.samples))
+    ended = (outcome.status, outcome.reason, *numbers, outcome.point, attempts, *ours, environment)
+    values = (next_seq(db, digest), *ended)
     # Sealed in the same statement: a row that is written twice takes twice the space in the log.
-    db.execute(
-        f"UPDATE trials SET {', '.join(f'{column} = ?' for column in _OUTCOME)}, seal = ? "
-        "WHERE digest = ? AND key = ?",
-        (*values, seal_of(digest, key, index, config, predicted, *values), digest, key),
-    )
+    changed = ", ".join(f"{column} = ?" for column in (*_OUTCOME, "seal"))
+    sealed = (*values, seal_of(digest, key, index, config, predicted, *values))
+    db.execute(f"UPDATE trials SET {changed} WHERE digest = ? AND key = ?", (*sealed, digest, key))
 
 
-def keep_earlier(db: sqlite3.Connection, digest: str, key: str) -> None:
+def keep_earlier(db: Connection, digest: str, key: str) -> None:
     """Adds what a trial has recorded to the history, before it records something else; a point
     that was pruned has measured nothing."""
     columns = f"{', '.join(TRIAL)}, seal"
-    db.execute(
-        f"INSERT INTO history ({columns}) SELECT {columns} FROM trials "
-        "WHERE digest = ? AND key = ? AND status <> 'pruned'",
-        (digest, key),
-    )
+    which = "WHERE digest = ? AND key = ? AND status <> 'pruned'"
+    copy = f"INSERT INTO history ({columns}) SELECT {columns} FROM trials {which}"
+    db.execute(copy, (digest, key))
 
 
-def make_current(db: sqlite3.Connection, digest: str, key: str, seq: int) -> None:
+def make_current(db: Connection, digest: str, key: str, seq: int) -> None:
     """Exchanges what a trial has recorded for an earlier recording, whose number is ``seq``."""
     keep_earlier(db, digest, key)
     chosen = (digest, key, seq)
     outcome = ", ".join(_OUTCOME)
     later = next_seq(db, digest)  # a reader of the changes sees it
-    db.execute(
-        f"UPDATE trials SET ({outcome}) = (SELECT {outcome} FROM history WHERE digest = ? "
-        "AND key = ? AND seq = ?) WHERE digest = ? AND key = ?",
-        (*chosen, digest, key),
-    )
+    earlier = f"SELECT {outcome} FROM history WHERE digest = ? AND key = ? AND seq = ?"
+    exchange = f"UPDATE trials SET ({outcome}) = ({earlier}) WHERE digest = ? AND key = ?"
+    db.execute(exchange, (*chosen, digest, key))
     db.execute("UPDATE trials SET seq = ? WHERE digest = ? AND key = ?", (later, digest, key))
     db.execute("DELETE FROM history WHERE digest = ? AND key = ? AND seq = ?", chosen)
 
 
 def restore_rows(
-    db: sqlite3.Connection, sweep: SweepInfo, created: float, trials: Sequence[Kept],
+    db: Connection,
+    sweep: SweepInfo,
+    created: float,
+    trials: Sequence[Kept],
     earlier: Sequence[Kept],
-) -> tuple[int, int]:  # fmt: skip
+) -> tuple[int, int]:
     """Adds a sweep and recordings from elsewhere that are missing here.
 
     One of ``trials`` goes to the history if its trial has another; those of ``earlier`` all do.
@@ -223,7 +214,7 @@ def restore_rows(
         The numbers of added trials and of recordings added to the history.
     """
     check_seals(db, sweep.digest)
-    put_sweep(db, sweep, "interrupted", created, ["created"], f"WHERE kind = '{UNKNOWN}'")
+    put_sweep(db, sweep, "interrupted", created, "created", only=f"WHERE kind = '{UNKNOWN}'")
     current = _upsert("trials", TRIAL, "digest, key", _OUTCOME, "WHERE status IS NULL")
     past = f"INSERT INTO history ({', '.join(TRIAL)}, seal) VALUES (?{', ?' * len(TRIAL)})"
     held = f"SELECT seq, {', '.join(_RECORDING)} FROM {{}} WHERE digest = ?1"
@@ -239,11 +230,10 @@ def restore_rows(
             seq = seq if seq not in taken else max(taken) + 1
             taken.add(seq)
         where = None if trial.environment is None else put_environment(db, trial.environment)
-        values = (
-            sweep.digest, trial.key, trial.index, packed(trial.config), packed(trial.predicted),
-            seq, trial.status, trial.reason, packed(trial.metrics), packed(trial.samples),
-            trial.point, trial.attempts, trial.started, trial.ended, where,
-        )  # fmt: skip
+        numbers = packed(trial.metrics), packed(trial.samples)
+        outcome = (trial.status, trial.reason, *numbers, trial.point, trial.attempts)
+        times = trial.started, trial.ended
+        values = (*_planned(sweep.digest, trial), seq, *outcome, *times, where)
         if number < len(trials) and db.execute(current, values).rowcount:
             added += 1
         elif trial.status not in (None, "pruned"):
@@ -252,7 +242,7 @@ def restore_rows(
     return added, earlier_added
 
 
-def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
+def put_environment(db: Connection, environment: dict[str, Any]) -> str:
     """Stores an environment, once for all sweeps and trials; returns its id."""
     content = json.dumps(environment, sort_keys=True)
     identity = sha256(content.encode()).hexdigest()
@@ -260,14 +250,14 @@ def put_environment(db: sqlite3.Connection, environment: dict[str, Any]) -> str:
     return identity
 
 
-def next_seq(db: sqlite3.Connection, digest: str) -> int:
+def next_seq(db: Connection, digest: str) -> int:
     """Returns the next number of a record. The write lock is held, so no reader has a later one."""
     # One query for each table: together sqlite would not use the index of the first.
     last = (f"SELECT max(seq) FROM {table} WHERE digest = ?" for table in TABLES)
     return max(db.execute(query, (digest,)).fetchone()[0] or 0 for query in last) + 1
 
 
-def forget_unplanned(db: sqlite3.Connection, digest: str, planned: set[str]) -> None:
+def forget_unplanned(db: Connection, digest: str, planned: set[str]) -> None:
     """Removes the trials that have not ended and are not in the plan."""
     query = "SELECT key FROM trials WHERE digest = ? AND status IS NULL"
     gone = [(digest, key) for (key,) in db.execute(query, (digest,)) if key not in planned]
@@ -275,9 +265,8 @@ def forget_unplanned(db: sqlite3.Connection, digest: str, planned: set[str]) -> 
 
 
 def record_pruned(
-    db: sqlite3.Connection, sweep: SweepInfo, trials: Sequence[TrialInfo], environment: str,
-    now: float,
-) -> None:  # fmt: skip
+    db: Connection, sweep: SweepInfo, trials: Sequence[TrialInfo], environment: str, now: float
+) -> None:
     """Records pruned trials, and resets those that are no longer pruned. Measured ones stay, but
     for those that a search of the present identity left out."""
     query = "SELECT key, status, reason FROM trials WHERE digest = ?"
@@ -323,7 +312,7 @@ def _parsed(text: str, what: str) -> Any:
         raise Damage(f"{what} cannot be read") from None
 
 
-def environment(db: sqlite3.Connection, identity: str) -> dict[str, Any]:
+def environment(db: Connection, identity: str) -> dict[str, Any]:
     """Reads an environment; Damage if it is not as it was written."""
     row = db.execute("SELECT content FROM environments WHERE id = ?", (identity,)).fetchone()
     readable = row is not None and isinstance(row[0], str)

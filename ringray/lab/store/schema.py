@@ -74,10 +74,8 @@ CREATE TABLE leases (
 # A row's seal is a checksum of these columns, because sqlite notices no damage within a page. Of a
 # sweep it covers what never changes between two begins, of a trial everything.
 SWEEP = ("digest", "name", "kind", "spec", "source", "environment")
-TRIAL = (
-    "digest", "key", "idx", "config", "predicted", "seq", "status", "reason", "metrics", "samples",
-    "point", "attempts", "started", "ended", "environment",
-)  # fmt: skip
+TRIAL: tuple[str, ...] = ("digest", "key", "idx", "config", "predicted", "seq", "status", "reason")
+TRIAL += ("metrics", "samples", "point", "attempts", "started", "ended", "environment")
 SWEEP_SEAL = f"seal_of({', '.join(SWEEP)})"
 TRIAL_SEAL = f"seal_of({', '.join(TRIAL)})"
 
@@ -129,9 +127,8 @@ def resolved(path: str | Path) -> Path:
     try:
         return Path(path).expanduser().resolve()
     except (OSError, RuntimeError) as error:
-        raise PlaceError(
-            f"the store {path} cannot be opened: {reason_of(error)}; name another file"
-        ) from None
+        why = f"cannot be opened: {reason_of(error)}; name another file"
+        raise PlaceError(f"the store {path} {why}") from None
 
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:
@@ -186,7 +183,8 @@ def failures(path: Path) -> Iterator[None]:
         advice = _ADVICE.get(code)
         if advice is None:
             raise  # a mistake in our own SQL
-        raise PlaceError(f"the store {path} {advice} (sqlite: {reason_of(error)})") from error
+        why = f"{advice}, {_ELSEWHERE} (sqlite: {reason_of(error)})"
+        raise PlaceError(f"the store {path} {why}") from error
 
 
 _ELSEWHERE = "or use another store with --store FILE"
@@ -196,16 +194,15 @@ _DAMAGE = re.compile(
     "user-defined function raised|could not decode to utf-8",
     re.IGNORECASE,
 )
+_NO_SPACE = "the disk reports an error or has no space left; free some space"
 _ADVICE = {
-    sqlite3.SQLITE_BUSY: f"is locked by another process; end that process, {_ELSEWHERE}",
-    sqlite3.SQLITE_LOCKED: f"is locked by another process; end that process, {_ELSEWHERE}",
-    sqlite3.SQLITE_READONLY: f"is not writable; change its permissions, {_ELSEWHERE}",
-    sqlite3.SQLITE_PERM: f"is not accessible; change its permissions, {_ELSEWHERE}",
-    sqlite3.SQLITE_CANTOPEN: "cannot be opened; check that it and its folder are writable, "
-    + _ELSEWHERE,
-    sqlite3.SQLITE_IOERR: "cannot be read or written: the disk reports an error or has no space "
-    f"left; free some space, {_ELSEWHERE}",
-    sqlite3.SQLITE_FULL: "cannot grow: its disk is full; free some space and resume, " + _ELSEWHERE,
+    sqlite3.SQLITE_BUSY: "is locked by another process; end that process",
+    sqlite3.SQLITE_LOCKED: "is locked by another process; end that process",
+    sqlite3.SQLITE_READONLY: "is not writable; change its permissions",
+    sqlite3.SQLITE_PERM: "is not accessible; change its permissions",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened; check that it and its folder are writable",
+    sqlite3.SQLITE_IOERR: f"cannot be read or written: {_NO_SPACE}",
+    sqlite3.SQLITE_FULL: "cannot grow: its disk is full; free some space and resume",
 }
 
 
@@ -230,19 +227,16 @@ def prepare(path: Path, create: bool, writes: bool = True) -> None:
     """
     try:
         if path.is_dir():
-            raise PlaceError(
-                f"the store {path} is a directory; name a file in it, as in {path / 'store.db'}"
-            )
+            advice = f"name a file in it, as in {path / 'store.db'}"
+            raise PlaceError(f"the store {path} is a directory; {advice}")
         for file in (path, *(path.with_name(path.name + end) for end in private_files.COMPANIONS)):
             with suppress(FileNotFoundError, NotADirectoryError):
                 if not stat.S_ISREG(file.stat().st_mode):
                     raise PlaceError(f"the store {file} is not a regular file; name another file")
         if path.exists():
             if not os.access(path, os.R_OK | os.W_OK if writes else os.R_OK):
-                lacks = "writable" if writes else "readable"
-                raise PlaceError(
-                    f"the store {path} is not {lacks}; change its permissions, {_ELSEWHERE}"
-                )
+                lack = f"is not {'writable' if writes else 'readable'}"
+                raise PlaceError(f"the store {path} {lack}; change its permissions, {_ELSEWHERE}")
             if writes:
                 private_files.database(path)
             else:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from ringray.base import private_files
@@ -40,6 +41,7 @@ from ringray.lab.trial.outcome import (
 
 Role = Literal["driver", "tracker"]
 _LOG_MODE = 18  # the byte of the file that is 2 if it has a log
+_NONE: Mapping[str, int] = MappingProxyType({})
 _SNAPSHOT_S = 30.0  # seconds between two snapshots while a driver records, at least
 _SNAPSHOT_SHARE = 0.01  # of a driver's time for snapshots, at most
 
@@ -108,10 +110,7 @@ class Store:
     # Writing
 
     def begin(
-        self,
-        sweep: SweepInfo,
-        trials: Sequence[TrialInfo],
-        current: Mapping[str, int] | None = None,
+        self, sweep: SweepInfo, trials: Sequence[TrialInfo], current: Mapping[str, int] = _NONE
     ) -> None:
         """Begins a sweep, new or known: writes its status running, its trials and the pruned ones.
 
@@ -124,11 +123,11 @@ class Store:
         now = time.time()
         with self._write(sweep.digest) as db:
             rows.check_seals(db, sweep.digest)
-            environment = rows.put_sweep(db, sweep, "running", now, ["status", "updated"])
+            environment = rows.put_sweep(db, sweep, "running", now, "status", "updated")
             rows.put_trials(db, sweep.digest, trials)
             rows.forget_unplanned(db, sweep.digest, {trial.key for trial in trials})
             rows.record_pruned(db, sweep, trials, environment, now)
-            for key, seq in (current or {}).items():
+            for key, seq in current.items():
                 rows.make_current(db, sweep.digest, key, seq)
             rows.seal(db, sweep.digest)
 
@@ -201,7 +200,7 @@ class Store:
         if role == "driver":
             self.check()
         refusal = partial(_REFUSALS[role].format, sweep=self.name_of(digest))
-        with lease.hold(self.path, digest, role, refusal, note) as held:
+        with lease.hold(lease.path_of(self.path, digest, role), refusal, note) as held:
             if role == "tracker":
                 yield
                 return
@@ -217,14 +216,13 @@ class Store:
     @property
     def identity(self) -> str:
         """A name of this store, in hex digits, that no other has; `recover` keeps it."""
-        row = self._one("SELECT id FROM identity")
-        if row is None:
-            raise damaged(self.path, "its identity is gone")
-        return str(row[0])
+        if row := self._one("SELECT id FROM identity"):
+            return str(row[0])
+        raise damaged(self.path, "its identity is gone")
 
     def owner(self, digest: str, role: Role = "driver") -> Owner | None:
         """Returns the live process that drives (or tracks) the sweep; ``str()`` is for users."""
-        return lease.owner(self.path, digest, role)
+        return lease.owner(lease.path_of(self.path, digest, role))
 
     def sweeps(self) -> list[SweepRow]:
         """Returns all sweeps, the last one begun or finished first."""
@@ -351,7 +349,7 @@ class Store:
         self, condition: str, digest: str, *values: int, table: rows.Table = "trials"
     ) -> list[Kept]:
         with self._read() as db:
-            return rows.trial_rows(db, self._environments, condition, digest, *values, table=table)
+            return rows.trial_rows(db, self._environments, digest, condition, *values, table=table)
 
 
 def _known(names: list[str], selector: str) -> str:

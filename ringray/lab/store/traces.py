@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def write(path: Path, reports: Sequence[RankReport]) -> None:
 
 def text(reports: Sequence[RankReport]) -> str:
     """Returns the trace of all ranks, as a file."""
-    lines = ",\n".join(json.dumps(event) for event in events(reports))
+    lines = ",\n".join(map(json.dumps, events(reports)))
     return f"[\n{lines}\n]\n"
 
 
@@ -53,20 +54,18 @@ def keep(path: Path, text: str) -> None:
 
 def events(reports: Sequence[RankReport]) -> list[dict[str, Any]]:
     """Returns the trace events of all ranks, those of each rank in the order of their start."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     for report in reports:
         spans = sorted(report.spans, key=lambda span: (span.began, span.ended))
         lanes = _lanes(spans)
-        found.append(_named(report.rank, 0, "process_name", f"rank {report.rank}"))
+        events.append(_named(report.rank, 0, "process_name", f"rank {report.rank}"))
         for lane in range(max(lanes, default=WAIT) + 1):
             name = ("compute", "wait", "transfer")[min(lane, TRANSFER)]
             name += f" {lane - TRANSFER + 1}" if lane > TRANSFER else ""
-            found.append(_named(report.rank, lane, "thread_name", name))
-            found.append(_named(report.rank, lane, "thread_sort_index", lane))
-        found += [
-            _complete(report.rank, lane, span) for lane, span in zip(lanes, spans, strict=True)
-        ]
-    return found
+            events.append(_named(report.rank, lane, "thread_name", name))
+            events.append(_named(report.rank, lane, "thread_sort_index", lane))
+        events += map(partial(_complete, report.rank), lanes, spans)
+    return events
 
 
 def _lanes(spans: Sequence[Span]) -> list[int]:
@@ -77,9 +76,9 @@ def _lanes(spans: Sequence[Span]) -> list[int]:
         if span.kind != "transfer":
             lanes.append(COMPUTE if span.kind == "compute" else WAIT)
             continue
-        at = next((at for at, until in enumerate(free) if until <= span.began), len(free))
-        free[at:] = [span.ended, *free[at + 1 :]]
-        lanes.append(TRANSFER + at)
+        index = next((index for index, until in enumerate(free) if until <= span.began), len(free))
+        free[index:] = [span.ended, *free[index + 1 :]]
+        lanes.append(TRANSFER + index)
     return lanes
 
 
@@ -92,13 +91,6 @@ def _complete(rank: int, lane: int, span: Span) -> dict[str, Any]:
     arguments: dict[str, Any] = {"hop": span.hop, "about": span.label}
     if span.kind == "transfer":
         arguments |= {"sent_bytes": span.sent, "received_bytes": span.received}
-    return {
-        "name": f"{span.hop}: {span.label}",
-        "cat": span.kind,
-        "ph": "X",
-        "pid": rank,
-        "tid": lane,
-        "ts": round(span.began * 1e6, 3),
-        "dur": round(span.seconds * 1e6, 3),
-        "args": arguments,
-    }
+    about = {"name": f"{span.hop}: {span.label}", "cat": span.kind, "ph": "X"}
+    times = {"ts": round(span.began * 1e6, 3), "dur": round(span.seconds * 1e6, 3)}
+    return about | {"pid": rank, "tid": lane} | times | {"args": arguments}

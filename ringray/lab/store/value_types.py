@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ringray.lab.trial.outcome import STATUSES, SWEEP_STATUSES, TrialRow
 
 _LARGEST = 2**63  # of an integer in a metric; beyond it formats fail
 
 
-def is_sweep(
-    digest: object, name: object, kind: object, spec: object, source: object,
-    status: object, created: object, updated: object,
-) -> bool:  # fmt: skip
+def is_sweep(texts: Iterable[object], spec: object, status: object, *times: object) -> bool:
     """Tells whether a row of a sweep can be shown."""
-    return (
-        all(isinstance(one, str) for one in (digest, name, kind, source))
-        and status in SWEEP_STATUSES
-        and isinstance(spec, dict)
-        and _is_time(created)
-        and _is_time(updated)
-    )
+    right = all(isinstance(text, str) for text in texts) and isinstance(spec, dict)
+    return right and status in SWEEP_STATUSES and all(map(_is_time, times))
 
 
 def is_trial(trial: TrialRow) -> bool:
     """Tells whether a row of a trial can be shown."""
+    objects = (trial.config, trial.predicted, trial.metrics, trial.samples)
+    if not all(isinstance(value, dict) for value in objects):
+        return False
+    lists = trial.samples.values()
     return (
-        all(isinstance(one, str) for one in (trial.key, trial.point or ""))
+        all(isinstance(value, str) for value in (trial.key, trial.point or ""))
         and trial.status in (None, *STATUSES)
-        and all(type(one) is int for one in (trial.index, trial.attempts))
-        and all(one is None or _is_time(one) for one in (trial.started, trial.ended))
-        and all(isinstance(one, dict) for one in (trial.config, trial.predicted))
-        and isinstance(trial.metrics, dict)
-        and isinstance(trial.samples, dict)
+        and all(type(value) is int for value in (trial.index, trial.attempts))
+        and all(value is None or _is_time(value) for value in (trial.started, trial.ended))
         and all(map(_is_number, trial.metrics.values()))
-        and all(
-            isinstance(one, list) and all(map(_is_number, one)) for one in trial.samples.values()
-        )
+        and all(isinstance(values, list) and all(map(_is_number, values)) for values in lists)
     )
 
 

@@ -127,8 +127,8 @@ def test_what_can_be_read_is_saved(
     assert "Traceback" not in said
     assert path.read_bytes() == before, "looking at it has changed it"
     result = recover(path)
-    assert result.kept == path.with_name("store.db.damaged")
-    assert result.kept.read_bytes() == before
+    assert result.aside == path.with_name("store.db.damaged")
+    assert result.aside.read_bytes() == before
     (saved,) = [one for one in result.sweeps if one.digest == DIGEST]
     with Store(path, create=False) as store:
         store.check()
@@ -178,7 +178,7 @@ def test_a_damaged_store_does_not_replace_its_snapshot(path: Path) -> None:
     with Store(path) as store:
         store.finish(OTHER, "failed")
     assert snapshot.path_of(path).read_bytes() == good
-    assert recover(path).kept is not None
+    assert recover(path).aside is not None
     with Store(path) as store:
         assert store.find(DIGEST).counts == {"ok": ENDED}
 
@@ -239,7 +239,7 @@ def test_a_schema_that_is_not_ringrays_is_damage(
             capsys.readouterr().err,
         )
     assert path.read_bytes() == before
-    assert recover(path).kept is not None
+    assert recover(path).aside is not None
     with Store(path, create=False) as store:
         assert store.trials(DIGEST) == rows
 
@@ -358,7 +358,7 @@ def test_a_store_whose_last_user_ends_meanwhile_is_read_again(
     monkeypatch.setattr(recovery.shutil, "copyfile", racing)
     with closing(sqlite3.connect(path)) as db, db:  # so that there is something to recover
         db.execute("UPDATE trials SET ended = ended + 1 WHERE key = ?", (rows[0].key,))
-    assert recover(path).kept is not None
+    assert recover(path).aside is not None
     with Store(path) as store:
         ended = {row.key for row in store.trials(DIGEST) if row.status is not None}
     assert ended == {row.key for row in rows[1:] if row.status is not None}
@@ -368,7 +368,7 @@ def test_a_store_whose_last_user_ends_meanwhile_is_read_again(
 def test_a_second_recovery_keeps_both_damaged_files(path: Path) -> None:
     for name in ("store.db.damaged", "store.db.damaged-2"):
         _middle(path)
-        assert recover(path).kept == path.with_name(name)
+        assert recover(path).aside == path.with_name(name)
 
 
 def test_a_store_of_the_first_schema_is_taken_over(tmp_path: Path) -> None:

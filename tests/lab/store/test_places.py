@@ -77,7 +77,7 @@ def test_a_store_behind_a_link_is_the_same_store(tmp_path: Path) -> None:
     link.unlink()
     link.symlink_to(damaged)
     result = recover(link)
-    assert result.kept == tmp_path / "copy.damaged"
+    assert result.aside == tmp_path / "copy.damaged"
     assert [one.ended for one in result.sweeps] == [len(ended)]
     assert link.is_symlink()
     link.unlink()
