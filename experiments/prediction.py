@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +98,9 @@ class Point(NamedTuple):
     @property
     def problem(self) -> tuple[Any, ...]:
         one = self.config
-        return one.ring_size, one.seq_len, one.head_dim, one.dtype, one.direction
+        problem = one.problem
+        sizes = one.ring.size, problem.seq_len, problem.head_dim
+        return *sizes, problem.dtype, problem.direction
 
 
 def specs(on: Fleet, repeats: int, seconds: float) -> list[dict[str, Any]]:
@@ -153,7 +154,7 @@ def points(lines: list[dict[str, Any]], on: Fleet) -> list[Point]:
     for line in lines:
         if line["status"] != "ok":
             raise SystemExit(f"{line['name']}: {line['status']}, {line['reason']}")
-        config = replace(TrialConfig.from_dict(line["config"]), replica=0)
+        config = TrialConfig.from_dict(line["config"]).changed(replica=0)
         of_point.setdefault(config, []).append(line["metrics"])
     found = []
     for config, turns in of_point.items():
@@ -218,9 +219,10 @@ def show(found: list[Point]) -> None:
         print(f"\nring of {ring}, {length:,} tokens, head dim {dim}, {dtype}, {direction}")
         best = min(one.ms for one in some)
         for one in sorted(some, key=lambda one: one.ms):
+            strategy = one.config.strategy
             mark = "  chosen" if one is chosen(some) and len(some) > 1 else ""
             print(
-                f"  {one.config.partition:13}{one.config.transport:15}{one.ms:9.1f} ms"
+                f"  {strategy.partition:13}{strategy.transport:15}{one.ms:9.1f} ms"
                 f"{one.predicted_ms:9.1f} predicted {one.error:+7.1%}   memory "
                 f"{one.predicted_memory / one.memory - 1:+6.1%}   {one.ms / best - 1:+6.1%}{mark}"
             )

@@ -90,8 +90,8 @@ def rank() -> None:
     dist.init_process_group("gloo")
     for problem in PROBLEMS:
         for trial in planned(problem):
-            one, rows = trial.config, trial.config.padded // 2
-            dtype = getattr(torch, one.dtype)
+            one, rows = trial.config.problem, trial.config.padded // 2
+            strategy, dtype = trial.config.strategy, getattr(torch, one.dtype)
             q, dout = (torch.randn(1, one.heads, rows, 64, dtype=dtype) for _ in range(2))
             k, v = (torch.randn(1, one.kv_heads, rows, 64, dtype=dtype) for _ in range(2))
             leaves = [x.requires_grad_("backward" in one.direction) for x in (q, k, v)]
@@ -100,7 +100,7 @@ def rank() -> None:
                 dist.barrier()
                 began = time.perf_counter()
                 out = ringray.ring_attention(
-                    *leaves, partition=one.partition, transport=one.transport
+                    *leaves, partition=strategy.partition, transport=strategy.transport
                 )
                 if isinstance(out, torch.Tensor) and out.requires_grad:
                     out.backward(dout)
@@ -140,7 +140,7 @@ def points(mbit: int, measured: list[float], local: Fleet) -> list[Point]:
     found = []
     for (problem, trial), ms in zip(trials, measured, strict=True):
         assert trial.predicted is not None
-        name = f"{trial.config.partition} {trial.config.transport}"
+        name = f"{trial.config.strategy.partition} {trial.config.strategy.transport}"
         found.append(Point(mbit, problem, name, ms, trial.predicted.time_ms))
     return found
 

@@ -136,7 +136,7 @@ def _play(plan: Plan, runs: Runs, seed: int) -> list[tuple[str, float, float]]:
         loss = medians[study.best] / min(medians.values()) - 1
         spent = study.runs + measure.warmup * sum(visits[trial.index] for trial in every)
         config = study.trials[0].config
-        label = f"ring {config.ring_size}, {config.seq_len} {config.direction}"
+        label = f"ring {config.ring.size}, {config.problem.seq_len} {config.problem.direction}"
         found.append((label, loss, spent / (len(every) * (measure.warmup + measure.repeats))))
     return found
 

@@ -52,7 +52,7 @@ def _fastest(name: str, tokens: int, fleet: str) -> str:
     except UserError:
         return "does not fit"
     split = [f"{name.upper()} {n}" for name, n in asdict(best.degrees).items() if n > 1]
-    how = f"`{best.config.transport}`" if best.degrees.cp > 1 else "no ring"
+    how = f"`{best.config.strategy.transport}`" if best.degrees.cp > 1 else "no ring"
     mfu = best.mfu(wish, wish.model.forward_flops(tokens))
     return f"{' × '.join(split)}<br>{how}, {mfu:.0%} MFU, {units.memory(best.memory.total)}"
 
@@ -75,7 +75,7 @@ def by_transport() -> str:
             listed = ", ".join(f"'{one}'" for one in transport.searched(ranks, 32, 8))
             costs = _planned(f"seq_len: {length}", f"transport: [{listed}]", fleet, ranks)
             ranked = sorted(costs.items(), key=lambda one: one[1].time_ms)
-            said = [f"`{config.transport}` {_time(cost)}" for config, cost in ranked]
+            said = [f"`{config.strategy.transport}` {_time(cost)}" for config, cost in ranked]
             rows.append([f"{length} on `{fleet}`", *said[:3], said[-1]])
     return table(["tokens", "fastest", "second", "third", "slowest"], rows)
 

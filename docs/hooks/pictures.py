@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from ringray import partition, transport
 from ringray.traffic import geometry, script, walk
+from ringray.traffic.areas import areas
 from ringray.traffic.geometry import Layout
-from ringray.traffic.mask import Mask, areas
+from ringray.traffic.mask import Mask
 from ringray.transport import Exchange
 
 _RANKS = 4

@@ -55,12 +55,12 @@ def main() -> None:
     texts = ("on", "the document", "smallest ring", "fastest", "by")
     table = tables.bare_table(*heads, texts=texts)
     for one in rows():
-        best, ring = one.best, one.smallest
+        best, ring, strategy = one.best, one.smallest, one.best.config.strategy
         table.add_row(
             one.fleet, f"{one.context // K:,}k", one.recommended,
             f"CP {ring.degrees.cp}" if ring.degrees.cp > 1 else f"none ({ring.degrees})",
             units.ratio(ring.time.total / best.time.total), str(best.degrees),
-            f"{best.config.partition}, {best.config.transport}" * (best.degrees.cp > 1),
+            f"{strategy.partition}, {strategy.transport}" * (best.degrees.cp > 1),
             units.duration(best.time.total),
         )  # fmt: skip
     tables.show(table, tables.console())

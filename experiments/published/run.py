@@ -132,7 +132,7 @@ def _cost(fields: Mapping[str, Any], device: Hardware) -> tuple[float, float]:
     trial = {name: value for name, value in fields.items() if name != "published"}
     passes = ("forward+backward", "forward") if direction == "backward" else (direction,)
     costs = [
-        cost_model.predict(TrialConfig(**_TRIAL | trial | {"direction": one}), fleet)
+        cost_model.predict(TrialConfig.from_dict(_TRIAL | trial | {"direction": one}), fleet)
         for one in passes
     ]
     seconds = (costs[0].time_ms - sum(one.time_ms for one in costs[1:])) / 1e3

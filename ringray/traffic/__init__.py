@@ -1,6 +1,7 @@
 """Traffic of a ring: the rows that each rank needs, and the messages that carry them. No torch.
 
 mask       the keys that a query sees
+areas      rectangles that all visible pairs lie in
 geometry   visible pairs and needed rows in closed form
 routes     the ranks that a chunk visits, and the steps of these visits
 hulls      the rows of the messages along a route

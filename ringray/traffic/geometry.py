@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringray import partition as partitions
-from ringray.traffic.mask import Mask, areas
+from ringray.traffic.areas import areas
+from ringray.traffic.mask import Mask
 
 Ints = NDArray[np.signedinteger]
 Rows32 = NDArray[np.int32]  # a large ring has many pairs of ranks

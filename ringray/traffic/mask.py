@@ -1,40 +1,29 @@
-"""Masks: the keys that each query sees, and the rectangles that all visible pairs lie in.
-
-Imports numpy only.
-"""
+"""Masks: the keys that each query sees. Imports nothing but Python's own modules."""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, cast
+from functools import cached_property
+from typing import Any, Generic, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
-Ints = NDArray[np.int64]
 Side = int | None  # positions, None for all of them
 Window = int | tuple[Side, Side] | None
 Boundaries = tuple[int, ...]
 Documents = Boundaries | tuple[Boundaries, ...] | None
 Lengths = int | tuple[int, ...] | None
+Packed = TypeVar("Packed")  # how documents are given
 
 MOST = 1 << 62  # numbers below it fit into 64 bits, sums of two included
 
 
 @dataclass(frozen=True)
-class Mask:
-    """The keys that each query sees, in global positions (tokens). Masks that are written in
-    different ways but see the same are equal.
+class MaskFields(Generic[Packed]):
+    """What tells masks apart, in global positions (tokens), unchecked.
 
     The fields are the arguments of ``ringray.ring_attention`` that mask. What all ranks agree on,
-    the schema of the compiled operator and the names of tuned choices follow from them.
-
-    Raises:
-        ValueError: no tokens, a window to the right or a one-sided one that ``causal`` contradicts,
-            a prefix without ``causal``, global tokens with a prefix or without window and chunk,
-            numbers below the least, or boundaries that decrease or do not go from 0 to ``seq_len``.
+    the schema of the compiled operator, the names of tuned choices and the problem of a trial
+    follow from them.
     """
 
     #: True length. Positions from there on are padding: they are not seen and see nothing.
@@ -47,9 +36,9 @@ class Mask:
     #: ``[p - left, p + right]``, None for all on that side.
     window: Window = None
 
-    #: Boundaries ``(0, ..., seq_len)`` of packed documents, or one such tuple for each batch row. A
-    #: query sees its own document only.
-    documents: Documents = field(default=None, metadata={"argument": "cu_seqlens"})
+    #: Packed documents: in a ``Mask`` boundaries ``(0, ..., seq_len)``, or one such tuple for each
+    #: batch row. A query sees its own document only.
+    documents: Packed = field(default=cast("Any", None), metadata={"argument": "cu_seqlens"})
 
     #: A query sees its own of the chunks of this length that begin with each document.
     chunk: int | None = None
@@ -61,6 +50,26 @@ class Mask:
     #: Beside its window or chunk a query sees the first positions of its document, as far as
     #: ``causal`` lets it; without ``causal`` these see the whole document.
     global_tokens: int | None = None
+
+    def most_areas(self, documents: int) -> int:
+        """Returns the most rectangles that ``areas`` cuts a mask of so many documents into, beside
+        its first one."""
+        firsts = (self.prefix is not None) + 2 * (self.global_tokens is not None)
+        chunks = self.seq_len // self.chunk if self.chunk else 0
+        parts = documents + firsts * max(documents, 1) + chunks
+        return parts if self.global_tokens is None else 4 * parts
+
+
+@dataclass(frozen=True)
+class Mask(MaskFields[Documents]):
+    """The keys that each query sees, in global positions (tokens). Masks that are written in
+    different ways but see the same are equal.
+
+    Raises:
+        ValueError: no tokens, a window to the right or a one-sided one that ``causal`` contradicts,
+            a prefix without ``causal``, global tokens with a prefix or without window and chunk,
+            numbers below the least, or boundaries that decrease or do not go from 0 to ``seq_len``.
+    """
 
     def __post_init__(self) -> None:
         if not 1 <= self.seq_len < MOST:
@@ -215,49 +224,6 @@ def _brief(values: tuple[int, ...]) -> str:
     if len(values) == 1:
         return str(values[0])
     return str(values) if len(values) <= 8 else f"{values[:4]} ... {values[-2:]}"
-
-
-class Areas(NamedTuple):
-    """Rectangles of the mask, which have no pair in common: queries ``[query, query_stop)`` see the
-    keys of ``[key, key_stop)`` with ``least <= query - key <= most``; arrays (areas,)."""
-
-    query: Ints
-    query_stop: Ints
-    key: Ints
-    key_stop: Ints
-    least: Ints
-    most: Ints
-
-
-@lru_cache(maxsize=32)
-def areas(mask: Mask) -> Areas:
-    """Returns the squares of prefixes, or the columns and rows of global tokens, and what follows
-    them, document by document and chunk by chunk."""
-    if mask.plain:
-        far = mask.seq_len
-        return Areas(*np.array([[0], [far], [0], [far], [0 if mask.causal else -far], [far]]))
-    bounds = np.array(mask.boundaries, np.int64)
-    begin, end = bounds[:-1], bounds[1:]
-    after = np.minimum(begin + np.array(mask.global_tokens or mask.prefixes), end)
-    chunk = mask.chunk or mask.seq_len
-    count = -((begin - end) // chunk)
-    index = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count)
-    key = np.repeat(begin, count) + index * chunk
-    stop = np.minimum(key + chunk, np.repeat(end, count))
-    left, right = mask.window if isinstance(mask.window, tuple) else (mask.window, None)
-    far = mask.seq_len  # further than any key from any query
-    least = 0 if mask.causal else -far if right is None else -min(right, far)
-    most = far if left is None else min(left, far)
-    query = np.maximum(key, np.repeat(after, count))
-    if mask.global_tokens is None:
-        parts = [(begin, after, begin, after, -far, far), (query, stop, key, stop, least, most)]
-    else:
-        columns = (begin, end, begin, after, 0 if mask.causal else -far, far)
-        parts = [columns, (query, stop, query, stop, least, most)]
-        if not mask.causal:
-            parts.append((begin, after, after, end, -far, far))
-    rectangles = np.concatenate([np.array(np.broadcast_arrays(*part)) for part in parts], 1)
-    return Areas(*rectangles[:, (rectangles[0] < rectangles[1]) & (rectangles[2] < rectangles[3])])
 
 
 def document_boundaries(seq_len: int, count: int) -> tuple[int, ...]:

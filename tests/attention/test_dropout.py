@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -129,7 +127,7 @@ def test_the_correctness_kind_knows_what_is_dropped() -> None:
     assert not found.failure
     assert max(found.errors.values()) <= 1
     config = point(seed=3, **given)
-    whole = correctness._inputs(config, context.device)[0]
+    whole = correctness._inputs(config.problem, 3, context.device)[0]
     assert testing.dropout_factors(whole, 0.0, 3) is None
-    wrong = correctness._shares(replace(config, dropout_p=0.3), context.device, [whole] * 4)
+    wrong = correctness._shares(config.changed(dropout_p=0.3), context.device, [whole] * 4)
     assert min(wrong.values()) > 1

@@ -121,7 +121,7 @@ def test_the_checker_sees_wrong_costs(field: str, value: float) -> None:
 def test_the_checker_sees_points_that_cannot_run(change: dict[str, Any]) -> None:
     spec = parse(GOOD)
     plan = build(spec)
-    wrong = replace(plan.trials[0], config=replace(plan.trials[0].config, **change))
+    wrong = replace(plan.trials[0], config=plan.trials[0].config.changed(**change))
     with pytest.raises(AssertionError):
         check.accepted(spec, replace(plan, trials=(wrong, *plan.trials[1:])))
 

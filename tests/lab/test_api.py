@@ -112,7 +112,7 @@ def test_results_have_a_row_for_each_measurement(home: Path) -> None:
     assert len(frame) == 5  # two are pruned, three have not ended
     assert frame.attrs == {"sweep": "small", "digest": made.digest, "status": "interrupted"}
     ok, failed = frame[frame["median_ms"] == 1.5].iloc[0], frame[frame.status == "failed"].iloc[0]
-    assert ok["partition"] == second.config.partition
+    assert ok["partition"] == second.config.strategy.partition
     assert ok["time"] == datetime(2026, 11, 25, tzinfo=UTC)
     assert ok["metric.hidden"] == 0.25
     assert (ok["attempts"], ok["samples.ms"], ok["samples.ratio"]) == (2, [1.0, 2.0], [0.5, 0.6])

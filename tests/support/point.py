@@ -18,4 +18,4 @@ def point(**given: Any) -> TrialConfig:
     }  # fmt: skip
     if "kv_heads" not in given and "heads" in given:
         given["kv_heads"] = given["heads"]
-    return TrialConfig(**(fields | given))
+    return TrialConfig.from_dict(fields | given)

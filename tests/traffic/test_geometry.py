@@ -117,12 +117,12 @@ def test_flops_are_exact(causal: bool) -> None:
         ring_size=3, seq_len=61, batch=2, heads=4, kv_heads=2, head_dim=16, causal=causal,
         window=9 if causal else None, documents=(20, 41),
     )  # fmt: skip
-    pairs = int(seen(config.mask, 66).sum())
+    pairs = int(seen(config.problem.mask, 66).sum())
     for name in PARTITIONS:
-        both = replace(config, partition=name)
+        both = config.changed(partition=name)
         cost = cost_model.predict(both, hardware.cpu(2))
         assert cost.flops == pairs * 4 * 16 * 4 * 2 * 7 // 2
-        forward = cost_model.predict(replace(both, direction="forward"), hardware.cpu(2))
+        forward = cost_model.predict(both.changed(direction="forward"), hardware.cpu(2))
         assert forward.flops == pairs * 4 * 16 * 4 * 2
 
 

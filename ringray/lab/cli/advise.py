@@ -128,19 +128,20 @@ def spec(wish: Wish, best: Proposal) -> str:
         SpecError: specs have no ring of that size.
     """
     config, degrees, on = best.config, best.degrees, wish.on
+    problem, strategy = config.problem, config.strategy
     per_node = max(1, on.per_node // degrees.tp)
     nodes = min(on.nodes, -(-degrees.cp // per_node))
-    name = f"{wish.model.name}-{config.seq_len}-cp{degrees.cp}".replace(" ", "-")
+    name = f"{wish.model.name}-{problem.seq_len}-cp{degrees.cp}".replace(" ", "-")
     text = (
         f"# Attention of {wish.model.name} on one ring of {degrees} on {on}, as `ringray advise`\n"
         f"# proposes it. From a rank of the ring to the next are {degrees.tp} of a node.\n"
         f"version: 1\nname: {name[:64]}\nkind: latency\ncluster: '{on.name}:{nodes}x{per_node}'\n"
-        f"ring: {{size: {degrees.cp}, device: {config.device}}}\n"
-        f"problem: {{seq_len: {config.seq_len}, heads: {config.heads}, "
-        f"kv_heads: {config.kv_heads}, head_dim: {config.head_dim}, dtype: {config.dtype}, "
+        f"ring: {{size: {degrees.cp}, device: {config.ring.device}}}\n"
+        f"problem: {{seq_len: {problem.seq_len}, heads: {problem.heads}, "
+        f"kv_heads: {problem.kv_heads}, head_dim: {problem.head_dim}, dtype: {problem.dtype}, "
         "direction: [forward, forward+backward]}\n"
-        f"strategy: {{partition: {config.partition}, transport: '{config.transport}', "
-        f"backward: {config.backward}}}\nmeasure: {{warmup: 2, baseline: null}}\n"
+        f"strategy: {{partition: {strategy.partition}, transport: '{strategy.transport}', "
+        f"backward: {strategy.backward}}}\nmeasure: {{warmup: 2, baseline: null}}\n"
     )
     specs.parse(text, "--spec")
     return text
@@ -198,8 +199,8 @@ def _row(wish: Wish, one: Proposal) -> dict[str, Any]:
     tokens_s = wish.sequences * wish.context / seconds
     hours = wish.on.ranks / 3600 / tokens_s * 1e6  # of ranks, for a million tokens
     return {
-        "degrees": asdict(one.degrees), "transport": config.transport,
-        "partition": config.partition, "backward": config.backward,
+        "degrees": asdict(one.degrees), "transport": config.strategy.transport,
+        "partition": config.strategy.partition, "backward": config.strategy.backward,
         "kept": one.training.kept, "mlp_rows": one.training.mlp_rows, "step_s": seconds,
         "spread": one.time.spread, "parts_s": one.time.parts, "tokens_per_s": tokens_s,
         "mfu": one.mfu(wish, wish.model.forward_flops(wish.context)),

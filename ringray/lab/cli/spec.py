@@ -122,14 +122,14 @@ def _check_noise(plan: Plan) -> None:
         return
     if not _has_passes(plan.runnable[0].config):
         raise UserError(f"--jitter, --slow: kind {plan.spec.kind} is predicted without them")
-    smallest = min(trial.config.ring_size for trial in plan.runnable)
+    smallest = min(trial.config.ring.size for trial in plan.runnable)
     if over := [rank for rank in noise.slow if rank >= smallest]:
         raise UserError(f"--slow: got rank {over[0]}, expected one of 0 to {smallest - 1}")
 
 
 def _has_passes(config: TrialConfig) -> bool:
     """Tells whether a trial is passes of one ring: no step of decoding or of a training."""
-    return config.new_tokens is None and config.model is None
+    return config.problem.new_tokens is None and config.training is None
 
 
 def _timeline(plan: Plan) -> str:
@@ -201,7 +201,7 @@ def _counted(plan: Plan, price: float | None = None) -> str:
 def _totals(plan: Plan, price: float | None) -> dict[str, Any]:
     shares = forecast.shares(plan.spec, plan.runnable)
     takes = [share * one.measuring_s for share, one in zip(shares, plan.runnable, strict=True)]
-    sizes = (trial.config.ring_size for trial in plan.runnable)
+    sizes = (trial.config.ring.size for trial in plan.runnable)
     hours = sum(s * ranks for s, ranks in zip(takes, sizes, strict=True)) / 3600
     costs = [trial.predicted for trial in plan.runnable if trial.predicted]
     return {

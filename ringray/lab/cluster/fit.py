@@ -48,11 +48,11 @@ class Cluster:
 
     def placement(self, config: TrialConfig) -> Placement:
         """Returns the needs of each rank of the trial's ring."""
-        device = self.device(config.device)
+        device = self.device(config.ring.device)
         # On the embedded Ray ranks may share cores: CPU rings are for trying things out.
-        cpus = 1.0 if self.local or device == "cuda" else float(config.threads)
+        cpus = 1.0 if self.local or device == "cuda" else float(config.ring.threads)
         bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
-        return Placement(device, config.placement.replace("-", "_").upper(), bundle)
+        return Placement(device, config.ring.placement.replace("-", "_").upper(), bundle)
 
     def certain(self, config: TrialConfig) -> bool:
         """Returns whether the trial's ring is known to find a place in the end."""
@@ -61,12 +61,12 @@ class Cluster:
     def exact(self, config: TrialConfig) -> bool:
         """Returns whether a ring must not have more ranks than the trial: idle GPUs cost, and so do
         nodes that a cluster would give back."""
-        return self.device(config.device) == "cuda" or self.reach != self.present
+        return self.device(config.ring.device) == "cuda" or self.reach != self.present
 
     def most(self, config: TrialConfig) -> float:
         """Returns how many rings like the trial's can work side by side, each on machines of its
         own; of GPU rings as many as they have room on one. Infinite without a limit."""
-        placement, size = self.placement(config), config.ring_size
+        placement, size = self.placement(config), config.ring.size
         offer = self.present if self.reach is None else self.reach
         if self.local or placement.strategy == "SPREAD":
             return 1
@@ -112,25 +112,25 @@ class Cluster:
 
         left = set(without)
         there = of_nodes(node for node in ray.nodes() if node["NodeID"] not in left)
-        return self._largest(there, config) >= config.ring_size
+        return self._largest(there, config) >= config.ring.size
 
     def refusal(self, config: TrialConfig) -> Reason | None:
         """Returns the reason if the trial can never run here, else None."""
         if not self._here(config):
             offer = self.reach
-            if offer is not None and self._largest(offer, config) < config.ring_size:
+            if offer is not None and self._largest(offer, config) < config.ring.size:
                 return self._too_much(offer, config)
-        return unfit(config, self.device(config.device))
+        return unfit(config, self.device(config.ring.device))
 
     def _here(self, config: TrialConfig) -> bool:
-        return self._largest(self.present, config) >= config.ring_size
+        return self._largest(self.present, config) >= config.ring.size
 
     def _largest(self, offer: Capacity, config: TrialConfig) -> float:
         placement = self.placement(config)
         return offer.ranks(dict(placement.bundle), placement.strategy)
 
     def _too_much(self, offer: Capacity, config: TrialConfig) -> Reason:
-        placement, size = self.placement(config), config.ring_size
+        placement, size = self.placement(config), config.ring.size
         where = "this machine can hold" if self.local else "the cluster can offer"
         if placement.device == "cuda" and not offer.has("GPU"):
             return Reason(

@@ -82,7 +82,7 @@ class Dispatcher:
             config, away = work.trial.config, self._quarantine.nodes
             if not machines.holds(ring) and (
                 machines.grows
-                or not machines.fits(ring.placement(config), config.ring_size, away, [ring])
+                or not machines.fits(ring.placement(config), config.ring.size, away, [ring])
             ):
                 for pool in idle:
                     pool.close()
@@ -101,10 +101,10 @@ class Dispatcher:
             return
         while (work := self._schedule.next()) is not None:
             self._waiting.append(work)
-        self._waiting.sort(key=lambda work: (-work.trial.config.ring_size, work.trial.index))
+        self._waiting.sort(key=lambda work: (-work.trial.config.ring.size, work.trial.index))
         refused = set()  # by what they need of nodes
         for work in list(self._waiting):
-            need = work.trial.config.ring_size, work.trial.config.threads
+            need = work.trial.config.ring.size, work.trial.config.ring.threads
             if len(self._running) == len(self._rings) or need in refused:
                 continue
             if (ring := self._ring_for(work)) is not None:
@@ -139,7 +139,7 @@ class Dispatcher:
         placement, away = self._rings[0].placement(config), self._quarantine.nodes
         idle = [ring for ring in self._rings if ring not in busy]
         chosen = min(free, key=machines.holds)
-        if not machines.fits(placement, config.ring_size, away, idle):
+        if not machines.fits(placement, config.ring.size, away, idle):
             if machines.grows:
                 return chosen  # which asks for nodes
             if busy:
@@ -148,7 +148,7 @@ class Dispatcher:
                 ring.close()
             return chosen  # which waits for nodes
         for ring in idle:
-            if machines.fits(placement, config.ring_size, away, [chosen]):
+            if machines.fits(placement, config.ring.size, away, [chosen]):
                 break
             ring.close()
         return chosen

@@ -177,8 +177,7 @@ def _refusals(plan: Plan, cluster: Cluster) -> dict[str, str]:
     # Ranks that work alone are placed one by one, and all of them at the same time.
     size = {"ring_size": plan.spec.sweep("ring", "size")[0]} if ranks_alone else {}
     refusals = {
-        trial.key: wrong or cluster.refusal(replace(trial.config, **size))
-        for trial in plan.runnable
+        trial.key: wrong or cluster.refusal(trial.config.changed(**size)) for trial in plan.runnable
     }
     refused = {key: reason for key, reason in refusals.items() if reason is not None}
     if len(refused) == len(plan.runnable):

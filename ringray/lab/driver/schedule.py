@@ -10,7 +10,6 @@ import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from ringray.lab.driver.studies import StudyResult, outcome_of, refused_and_ended, results, score_of
@@ -45,7 +44,7 @@ class Work(NamedTuple):
     def config(self) -> TrialConfig:
         """Returns the config of the repeats that are still missing."""
         had = runs_of(self.before) if self.before is not None else 0
-        return replace(self.trial.config, repeats=self.repeats - had)
+        return self.trial.config.changed(repeats=self.repeats - had)
 
 
 class Schedule:
@@ -80,7 +79,7 @@ class Schedule:
         self._left = [study for study in self._studies if study not in self._open]
 
     def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
-        search, measure = plan.spec.search, trials[0].config
+        search, measure = plan.spec.search, trials[0].config.measure
         # A choice is kept only if it beats the default, which needs half of the other's runs.
         usual = defaults(trials) if KINDS[plan.spec.kind].tunes else []
         half = -(-measure.repeats // 2)
@@ -88,10 +87,11 @@ class Schedule:
         beaten, besides = self._beaten[problem_of(trials[0])], len(usual) * (measure.warmup + half)
         settings = SearchSettings(*runs, len(self._objectives), beaten, besides)
         names = searched(plan.spec.kind)
-        varying = [name for name in names if len({getattr(t.config, name) for t in trials}) > 1]
+        configs = {trial.key: trial.config.flat() for trial in trials}
+        varying = [name for name in names if len({x[name] for x in configs.values()}) > 1]
         candidates = []
         for trial in trials:
-            choices = tuple((name, getattr(trial.config, name)) for name in varying)
+            choices = tuple((name, configs[trial.key][name]) for name in varying)
             scores = tuple(_prediction(name, trial.predicted) for name in self._objectives)
             doubt = _doubt(self._objectives[0], trial.predicted)
             candidates.append(Candidate(trial.key, choices, scores, doubt))
@@ -151,7 +151,7 @@ class _Study:
 
     def _take(self, asks: Sequence[Ask]) -> None:
         # On a cluster ranks of other threads are other actors, which take seconds to start.
-        self.queue.extend(sorted(asks, key=lambda ask: self.trials[ask.key].config.threads))
+        self.queue.extend(sorted(asks, key=lambda ask: self.trials[ask.key].config.ring.threads))
 
     def ahead(self) -> list[Trial]:
         """Returns all points, those of this round first."""

@@ -13,7 +13,7 @@ from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.problems import defaults, studies
 from ringray.lab.plan.trial import Trial
 from ringray.lab.search.base import Told, layers, score
-from ringray.lab.trial.config import CHOICES, TrialConfig
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.metrics import METRICS, columns
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow, foreign_share, runs_of
@@ -73,7 +73,7 @@ def outcome_of(
     points: dict[str, list[Trial]] = {}
     for trial in trials:
         if trial.key in results:
-            points.setdefault(repr(replace(trial.config, replica=0)), []).append(trial)
+            points.setdefault(repr(trial.config.changed(replica=0)), []).append(trial)
     scores: dict[str, tuple[float, ...]] = {}
     ranked: dict[str, RankedPoint] = {}
     for same in points.values():
@@ -88,9 +88,9 @@ def outcome_of(
     ranking = rank(ranked.values(), objectives[0])
     best = next(iter(ranking.keys), None)
     among = list(scores) if len(objectives) > 1 else ranking.keys
-    threads = {trial.key: trial.config.threads for trial in trials}
-    usual = [t for t in defaults(trials) if best and t.config.threads == threads[best]]
-    usual.sort(key=lambda trial: trial.config.backend not in _USUAL)
+    threads = {trial.key: trial.config.ring.threads for trial in trials}
+    usual = [t for t in defaults(trials) if best and t.config.ring.threads == threads[best]]
+    usual.sort(key=lambda trial: trial.config.strategy.backend not in _USUAL)
     default = next((trial.key for trial in usual if trial.key in scores), None)
     better = best is not None and len(scores) > 1
     if better and best and default:
@@ -119,7 +119,7 @@ def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
     refused, ended = refused_and_ended(rows)
     groups = studies([trial for trial in plan.runnable if trial.key not in refused])
     outcomes = [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
-    backends = [{trial.config.backend for trial in group} for group in groups]
+    backends = [{trial.config.strategy.backend for trial in group} for group in groups]
     if not set().union(*backends) & _USUAL:
         return outcomes
     # A backend that is a study by itself is no default: `entries` compares it with the others.
@@ -137,10 +137,10 @@ def load_of(
     enough."""
     if not timed(plan.spec.search.objectives[0]):
         return None
-    ranks = study.trials[0].config.ring_size
+    ranks = study.trials[0].config.ring.size
     if KINDS[plan.spec.kind].ranks_alone:  # they measure side by side
         ranks = plan.spec.sweep("ring", "size")[0]
-    points = {trial.key: repr(replace(trial.config, replica=0)) for trial in study.trials}
+    points = {trial.key: repr(trial.config.changed(replica=0)) for trial in study.trials}
     ended = {key: rows[key] for key in points if key in rows and rows[key].status == "ok"}
     loads = [foreign_share(ended.values(), ranks, cores)]
     for chosen in (study.best, study.default):
@@ -155,7 +155,7 @@ def entries(plan: Plan, rows: Sequence[TrialRow], cores: int = 0) -> list[tuned.
     Of problems that share a bucket the largest one wins."""
     by_key = {row.key: row for row in rows}
     ok = {row.key for row in rows if row.status == "ok"}
-    backends = {trial.config.backend for trial in plan.runnable if trial.key in ok}
+    backends = {trial.config.strategy.backend for trial in plan.runnable if trial.key in ok}
     kept: dict[Any, tuple[TrialConfig, tuned.Entry]] = {}
     for study in results(plan, rows):
         if study.best is None or not (by_key[study.best].environment or {}).get("place"):
@@ -166,10 +166,10 @@ def entries(plan: Plan, rows: Sequence[TrialRow], cores: int = 0) -> list[tuned.
             continue
         trial = next(trial for trial in study.trials if trial.key == study.best)
         entry = _entry(plan, trial, by_key[study.best], backends)
-        if len({one.config.threads for one in study.trials}) > 1:
-            entry = replace(entry, choice={**entry.choice, "threads": trial.config.threads})
+        if len({one.config.ring.threads for one in study.trials}) > 1:
+            entry = replace(entry, choice={**entry.choice, "threads": trial.config.ring.threads})
         place = entry.place, entry.bucket, entry.choice["backend"]
-        problem = replace(trial.config, blocks=None, replica=0)
+        problem = trial.config.changed(blocks=None, replica=0)
         if place in kept and kept[place][0] == problem:
             # Of kernels that are tuned one by one, each adds its blocks.
             before = kept[place][1]
@@ -189,7 +189,8 @@ def _time(entry: tuned.Entry) -> float:
     return entry.metrics.get("median_ms", math.inf)
 
 
-def _size(problem: TrialConfig) -> int:
+def _size(config: TrialConfig) -> int:
+    problem = config.problem
     return problem.batch * problem.heads * geometry.total_visible(problem.mask)
 
 
@@ -201,9 +202,10 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow, backends: Collection[str]) -
     config, chosen = trial.config, row.environment.get("chosen", {})
     use = KINDS[trial.kind].tunes
     assert use
-    names = CHOICES if use == "strategy" else ("blocks",)
-    choice: dict[str, Any] = {name: chosen.get(name, getattr(config, name)) for name in names}
-    choice["backend"] = on_device(choice.get("backend", config.backend), place.device)
+    own = {**vars(config.strategy), **chosen}
+    del own["source"]
+    choice: dict[str, Any] = own if use == "strategy" else {"blocks": own["blocks"]}
+    choice["backend"] = on_device(own["backend"], place.device)
     compared = {on_device(backend, place.device) for backend in backends}
     if len(compared) > 1:
         choice["compared"] = sorted(compared)

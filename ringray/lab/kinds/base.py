@@ -17,7 +17,7 @@ from ringray.attention.problem import Ranges, keywords
 from ringray.base.errors import PeerError
 from ringray.comm.batch import waiting
 from ringray.lab.trial import faults
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import TrialConfig, TrialProblem
 from ringray_kernels import testing
 from ringray_kernels.dtypes import torch_dtype
 from ringray_kernels.intervals import visible_ranges
@@ -84,16 +84,18 @@ def ring_pass(
 ) -> tuple[Tensor, ...]:
     """Returns (out,) or (out, dq, dk, dv) of this rank's shard, through the public op; with sinks
     also this rank's share of their gradient."""
-    mask = keywords(config.mask, context.device)
-    learned = [] if not config.sinks else [sinks(config, context.device).detach().requires_grad_()]
+    problem, strategy, seed = config.problem, config.strategy, config.measure.seed
+    mask, learned = keywords(problem.mask, context.device), []
+    if problem.sinks:
+        learned.append(sinks(problem, seed, context.device).detach().requires_grad_())
 
     def attend() -> Tensor:
         out = ring_attention(
-            q, k, v, group=context.group, partition=config.partition, seq_len=config.seq_len,
-            transport=config.transport, backward=config.backward, backend=config.backend,
-            blocks=config.cut, softcap=config.softcap, quantize=config.quantize,
-            sinks=learned[0] if learned else None, alibi_slopes=slopes(config),
-            dropout_p=config.dropout_p or 0.0, dropout_seed=config.seed, **mask,
+            q, k, v, group=context.group, partition=strategy.partition, seq_len=problem.seq_len,
+            transport=strategy.transport, backward=strategy.backward, backend=strategy.backend,
+            blocks=config.cut, softcap=problem.softcap, quantize=problem.quantize,
+            sinks=learned[0] if learned else None, alibi_slopes=slopes(problem),
+            dropout_p=problem.dropout_p or 0.0, dropout_seed=seed, **mask,
         )  # fmt: skip
         assert isinstance(out, Tensor)
         return out
@@ -107,28 +109,29 @@ def ring_pass(
 
 def drawn(config: TrialConfig, context: RankContext, shape: tuple[int, ...], salt: int) -> Tensor:
     """Returns standard normal values by the trial's seed, others for each ``salt``."""
-    generator = torch.Generator(device=context.device).manual_seed(config.seed * 1009 + salt)
-    x = torch.empty(shape, dtype=torch_dtype(config.dtype), device=context.device)
+    seed = config.measure.seed * 1009 + salt
+    generator = torch.Generator(device=context.device).manual_seed(seed)
+    x = torch.empty(shape, dtype=torch_dtype(config.problem.dtype), device=context.device)
     return x.normal_(generator=generator)
 
 
 @lru_cache(maxsize=4)
-def sinks(config: TrialConfig, device: torch.device) -> Tensor:
+def sinks(problem: TrialProblem, seed: int, device: torch.device) -> Tensor:
     """Returns the attention sinks of the trial, fp32 (heads,), the same on every rank."""
-    return testing.make_sinks(config.heads, seed=config.seed, device=device)
+    return testing.make_sinks(problem.heads, seed=seed, device=device)
 
 
-def slopes(config: TrialConfig) -> Tensor | None:
+def slopes(problem: TrialProblem) -> Tensor | None:
     """Returns the slopes of ALiBi of the trial, if it has them."""
-    return testing.make_slopes(config.heads) if config.alibi else None
+    return testing.make_slopes(problem.heads) if problem.alibi else None
 
 
-def visible_keys(config: TrialConfig, device: torch.device) -> Ranges:
+def visible_keys(problem: TrialProblem, device: torch.device) -> Ranges:
     """Returns the half-open ranges of keys that each query sees; int64 (S,), non-decreasing."""
-    positions = torch.arange(config.seq_len, device=device)
-    return visible_ranges(positions, config.seq_len, **keywords(config.mask, device))
+    positions = torch.arange(problem.seq_len, device=device)
+    return visible_ranges(positions, problem.seq_len, **keywords(problem.mask, device))
 
 
-def visible(config: TrialConfig, device: torch.device) -> Tensor:
+def visible(problem: TrialProblem, device: torch.device) -> Tensor:
     """Returns the (S, S) bool mask of the keys that each query sees."""
-    return testing.visible(config.seq_len, device=device, **keywords(config.mask, device))
+    return testing.visible(problem.seq_len, device=device, **keywords(problem.mask, device))

@@ -7,7 +7,6 @@ bit.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +18,7 @@ from ringray.comm.batch import METER
 from ringray.comm.ring import connect
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import RankContext, ring_pass, sinks, slopes, visible
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import TrialConfig, TrialProblem
 from ringray.lab.trial.measurement import RankReport
 from ringray_kernels import testing
 from ringray_kernels.dtypes import torch_dtype
@@ -31,19 +30,20 @@ _RESULTS = (*NAMES, "dsinks")
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Checks one trial; every rank of the ring calls it at the same time."""
+    problem, partition = config.problem, config.strategy.partition
     with context.agreed():
         q, k, v, dout = (
-            shard(x, dim=2, partition=config.partition, group=context.group, pad_value=torch.nan)
-            for x in _inputs(config, context.device)
+            shard(x, dim=2, partition=partition, group=context.group, pad_value=torch.nan)
+            for x in _inputs(problem, config.measure.seed, context.device)
         )
     for x in (q, k, v):
-        x.requires_grad_(config.has_backward)
+        x.requires_grad_(problem.has_backward)
     report = RankReport(rank=context.rank)
     first: tuple[Tensor, ...] | None = None
-    for i in range(config.warmup + config.repeats):
+    for i in range(config.measure.warmup + config.measure.repeats):
         HERE.enter(f"run {i + 1}")
         meter = METER.snapshot()
-        results = ring_pass(config, context, q, k, v, dout if config.has_backward else None)
+        results = ring_pass(config, context, q, k, v, dout if problem.has_backward else None)
         used = METER.since(meter)
         report.values["sent_bytes"], report.messages = [used.sent_bytes], used.messages
         if first is None:
@@ -55,14 +55,14 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         ]:
             report.failure = f"two runs on the same inputs differ in {', '.join(differing)}"
     assert first is not None
-    padding = local_positions(config.partition, config.seq_len, config.ring_size, context.rank)
-    padding = (padding >= config.seq_len).to(context.device)
+    padding = local_positions(partition, problem.seq_len, config.ring.size, context.rank)
+    padding = (padding >= problem.seq_len).to(context.device)
     for name, x in zip(NAMES, first, strict=False):
         if bool((x[:, :, padding] != 0).any()):
             report.failure = f"{name} is not zero on padded rows"
     HERE.enter("comparing")
     whole = [
-        unshard(x, dim=2, partition=config.partition, group=context.group, seq_len=config.seq_len)
+        unshard(x, dim=2, partition=partition, group=context.group, seq_len=problem.seq_len)
         for x in first[: len(NAMES)]
     ]
     for share in first[len(NAMES) :]:  # of the gradient of sinks
@@ -77,11 +77,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
 
 
 def _shares(config: TrialConfig, device: torch.device, whole: list[Tensor]) -> dict[str, float]:
-    problem = replace(
-        config, ring_size=1, threads=1, replica=0, partition="", transport="", backward="",
-        backend="", blocks=None,
-    )  # fmt: skip
-    want, yardstick, norm_of = _truth(problem, device)
+    want, yardstick, norm_of = _truth(config.problem, config.measure.seed, device)
     found = {
         name: testing.budget_share(got, getattr(want, name), getattr(yardstick, name), norm_of)
         for name, got in zip(NAMES, whole, strict=False)
@@ -93,17 +89,17 @@ def _shares(config: TrialConfig, device: torch.device, whole: list[Tensor]) -> d
 
 @lru_cache(maxsize=8)
 def _truth(
-    problem: TrialConfig, device: torch.device
+    problem: TrialProblem, seed: int, device: torch.device
 ) -> tuple[testing.Gradients, testing.Gradients, Tensor]:
     """Returns oracle, yardstick and dout; cached, because a sweep needs them for many rings."""
-    q, k, v, dout = _inputs(problem, device)
+    q, k, v, dout = _inputs(problem, seed, device)
     seen = visible(problem, device)
     scale = problem.head_dim**-0.5
     upstream = dout if problem.has_backward else None
-    learned = sinks(problem, device) if problem.sinks else None
+    learned = sinks(problem, seed, device) if problem.sinks else None
     more: dict[str, Any] = {"scale": scale, "softcap": problem.softcap, "sinks": learned}
     more["slopes"] = slopes(problem)
-    more["factors"] = testing.dropout_factors(q, problem.dropout_p or 0.0, problem.seed)
+    more["factors"] = testing.dropout_factors(q, problem.dropout_p or 0.0, seed)
     fp8 = problem.quantize is not None
     if fp8:
         q, k, v = (dequantized(*quantized(x)) for x in (q, k, v))
@@ -114,8 +110,10 @@ def _truth(
     )
 
 
-def _inputs(config: TrialConfig, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _inputs(
+    problem: TrialProblem, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return testing.make_inputs(
-        config.batch, config.heads, config.kv_heads, config.seq_len, config.head_dim,
-        torch_dtype(config.dtype), seed=config.seed, device=device, value_dim=config.value_dim,
+        problem.batch, problem.heads, problem.kv_heads, problem.seq_len, problem.head_dim,
+        torch_dtype(problem.dtype), seed=seed, device=device, value_dim=problem.value_dim,
     )  # fmt: skip

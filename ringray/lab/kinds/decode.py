@@ -24,26 +24,27 @@ from ringray.partition import padded_length
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Measures one trial on this rank; every rank of the ring calls it at the same time."""
-    assert config.new_tokens is not None
-    assert not isinstance(config.window, tuple), "pruned"
-    window = config.window
-    dealt = config.seq_len - config.new_tokens
-    rows = padded_length(config.partition, dealt, config.ring_size) // config.ring_size
+    problem = config.problem
+    assert problem.new_tokens is not None
+    assert not isinstance(problem.window, tuple), "pruned"
+    window = problem.window
+    dealt = problem.seq_len - problem.new_tokens
+    rows = padded_length(config.strategy.partition, dealt, config.ring.size) // config.ring.size
     with context.agreed():
         cache = ShardedKV.of_shards(
-            *_drawn(config, context, rows, 5 + 2 * context.rank, config.kv_heads, config.kv_heads),
-            capacity=config.seq_len, partition=config.partition, seq_len=dealt,
+            *_drawn(config, context, rows, 5 + 2 * context.rank, *2 * [problem.kv_heads]),
+            capacity=problem.seq_len, partition=config.strategy.partition, seq_len=dealt,
             group=context.group,
         )  # fmt: skip
-        heads = (config.heads, config.kv_heads, config.kv_heads)
-        q, k, v = _drawn(config, context, config.new_tokens, 0, *heads)
+        heads = (problem.heads, problem.kv_heads, problem.kv_heads)
+        q, k, v = _drawn(config, context, problem.new_tokens, 0, *heads)
 
     def step() -> None:
         cache.crop(dealt)
         cache.append(k, v)
         ring_decode(
-            q, cache, group=context.group, window=window, global_tokens=config.global_tokens,
-            backend=config.backend,
+            q, cache, group=context.group, window=window, global_tokens=problem.global_tokens,
+            backend=config.strategy.backend,
         )  # fmt: skip
 
     return latency.measure(config, context, (q, k, v, *cache.buffers), step, alone=_alone)
@@ -53,29 +54,30 @@ def _drawn(
     config: TrialConfig, context: RankContext, rows: int, salt: int, *heads: int
 ) -> list[Tensor]:
     """Returns tensors (B, H, rows, D), one for each H of ``heads``."""
-    shapes = [(config.batch, count, rows, config.head_dim) for count in heads]
+    shapes = [(config.problem.batch, count, rows, config.problem.head_dim) for count in heads]
     return [drawn(config, context, shape, salt + at) for at, shape in enumerate(shapes)]
 
 
 def _alone(config: TrialConfig, context: RankContext) -> Callable[[], float] | None:
     """Returns a function that times SDPA over all keys that new tokens see, on rank 0; None on the
     other ranks, which call this too."""
-    tokens, group = config.new_tokens, config.heads // config.kv_heads
+    problem = config.problem
+    tokens, group = problem.new_tokens, problem.heads // problem.kv_heads
     assert tokens is not None
-    assert not isinstance(config.window, tuple), "pruned"
+    assert not isinstance(problem.window, tuple), "pruned"
     with context.agreed():
         if context.rank:
             return None
-        (q,) = _drawn(config, context, tokens, 0, config.heads)
-        q = q.unflatten(1, (config.kv_heads, group)).transpose(2, 3).flatten(2, 3)
-        window = config.seq_len if config.window is None else config.window
-        first, everyone = max(0, config.seq_len - tokens - window), config.global_tokens or 0
-        keys = torch.arange(config.seq_len)
+        (q,) = _drawn(config, context, tokens, 0, problem.heads)
+        q = q.unflatten(1, (problem.kv_heads, group)).transpose(2, 3).flatten(2, 3)
+        window = problem.seq_len if problem.window is None else problem.window
+        first, everyone = max(0, problem.seq_len - tokens - window), problem.global_tokens or 0
+        keys = torch.arange(problem.seq_len)
         keys = keys[(keys >= first) | (keys < everyone)]
-        k, v = _drawn(config, context, len(keys), 3, config.kv_heads, config.kv_heads)
+        k, v = _drawn(config, context, len(keys), 3, problem.kv_heads, problem.kv_heads)
         mask = None
         if tokens > 1:
-            at = torch.arange(config.seq_len - tokens, config.seq_len).repeat_interleave(group)
+            at = torch.arange(problem.seq_len - tokens, problem.seq_len).repeat_interleave(group)
             seen = (keys >= at[:, None] - window) | (keys < everyone)
             seen &= keys <= at[:, None]
             mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -torch.inf)

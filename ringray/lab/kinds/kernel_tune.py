@@ -6,8 +6,6 @@ before it is timed; on a GPU its kernels are compiled and inspected before they 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from ringray.lab.kinds import correctness, latency
@@ -36,11 +34,11 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
 
 def _shortened(config: TrialConfig) -> TrialConfig:
     """Returns the trial with a length that the oracle can afford."""
-    length = min(config.seq_len, CHECKED)
-    documents = config.documents
+    length = min(config.problem.seq_len, CHECKED)
+    documents = config.problem.documents
     if isinstance(documents, tuple):
         documents = len(documents)
-    return replace(config, seq_len=length, documents=documents, warmup=0, repeats=1)
+    return config.changed(seq_len=length, documents=documents, warmup=0, repeats=1)
 
 
 def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | None:
@@ -49,17 +47,17 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
     from ringray_kernels.backends.triton.arguments import architecture
     from ringray_kernels.inspect.compiled import Case, compile_case
 
-    target = target_named(architecture(device))
-    group = config.heads // config.kv_heads
+    problem, target = config.problem, target_named(architecture(device))
+    group = problem.heads // problem.kv_heads
     for kernel, given in blocks.given.items():
-        reason = supports(given, config.kernel_problem(kernel), target)
+        reason = supports(given, problem.of_kernel(kernel), target)
         if reason is not None:
             return f"{kernel}={given}: {reason}"
         case = Case(
-            target.name, kernel, config.head_dim, config.dtype, group, given,
-            value_dim=config.value_dim, softcap=config.softcap, biased=config.alibi,
-            dropout_p=config.dropout_p or 0.0,
-            quantized=config.quantize is not None and kernel == "forward",
+            target.name, kernel, problem.head_dim, problem.dtype, group, given,
+            value_dim=problem.value_dim, softcap=problem.softcap, biased=problem.alibi,
+            dropout_p=problem.dropout_p or 0.0,
+            quantized=problem.quantize is not None and kernel == "forward",
         )  # fmt: skip
         try:
             spilled = compile_case(case).whole_spilled

@@ -32,24 +32,25 @@ def _inputs(
 ) -> Inputs:
     """Returns q, k, v and dout (None for forward alone) of standard normal values, (B, H, S, D) or
     (B, S, H, D)."""
+    problem = config.problem
 
     def made(number: int, heads: int, width: int) -> Tensor:
         sides = (rows, heads) if rows_first else (heads, rows)
-        return drawn(config, context, (config.batch, *sides, width), salt + number)
+        return drawn(config, context, (problem.batch, *sides, width), salt + number)
 
-    q = made(0, config.heads, config.head_dim)
-    k = made(1, config.kv_heads, config.head_dim)
-    v = made(2, config.kv_heads, config.value_dim)
-    if not config.has_backward:
+    q = made(0, problem.heads, problem.head_dim)
+    k = made(1, problem.kv_heads, problem.head_dim)
+    v = made(2, problem.kv_heads, problem.value_dim)
+    if not problem.has_backward:
         return q, k, v, None
     for x in (q, k, v):
         x.requires_grad_()
-    return q, k, v, made(3, config.heads, config.value_dim)
+    return q, k, v, made(3, problem.heads, problem.value_dim)
 
 
 def shards(config: TrialConfig, context: RankContext) -> Inputs:
     """Returns q, k, v and dout of this rank."""
-    rows = config.padded // config.ring_size
+    rows = config.padded // config.ring.size
     with context.agreed():
         return _inputs(config, rows, context, salt=4 * (context.rank + 1))
 
@@ -71,21 +72,22 @@ def measure(
     """Times ``ring``, which works on ``inputs``, and the baseline. ``beside`` runs at the end of
     each repeat, on all ranks at once; its traffic is not counted. ``alone``: makes another baseline
     than the whole pass."""
-    baseline = (alone or _baseline)(config, context) if config.baseline else None
+    measure = config.measure
+    baseline = (alone or _baseline)(config, context) if measure.baseline else None
     report = RankReport(rank=context.rank)
     held = sum(x.numel() * x.element_size() for x in inputs if x is not None)
-    for i in range(config.warmup):
+    for i in range(measure.warmup):
         HERE.enter(f"warm-up {i + 1}")
         context.barrier()
         if i == 0:
             report.values["peak_memory_bytes"] = [held + peak_memory(ring, context.device)]
         else:
             ring()
-        if config.baseline:
+        if measure.baseline:
             with context.agreed():
                 if baseline is not None:
                     baseline()
-    for i in range(config.repeats):
+    for i in range(measure.repeats):
         HERE.enter(f"repeat {i + 1}")
         context.barrier()
         if baseline is not None and i % 2:
@@ -109,12 +111,12 @@ def measure(
 def _baseline(config: TrialConfig, context: RankContext) -> Callable[[], float] | None:
     """Returns a function that times the baseline: its part on this rank, or None if it has none
     here. All ranks call this."""
-    assert config.baseline is not None
-    kind = BASELINES[config.baseline]
+    assert config.measure.baseline is not None
+    kind = BASELINES[config.measure.baseline]
     module = importlib.import_module(kind.module)
-    rows = config.seq_len
+    rows = config.problem.seq_len
     if kind.on_ring:
-        rows = padded_length(DEFAULT, rows, config.ring_size) // config.ring_size
+        rows = padded_length(DEFAULT, rows, config.ring.size) // config.ring.size
     with context.agreed():
         if context.rank and not kind.on_ring:
             return None
@@ -142,11 +144,11 @@ def timed_alone(
     """Returns a function that times ``work`` in ``around``, with the threads of the baseline."""
 
     def timed() -> float:
-        torch.set_num_threads(config.baseline_threads or config.threads)
+        torch.set_num_threads(config.measure.baseline_threads or config.ring.threads)
         try:
             with around():
                 return context.timed(work)
         finally:
-            torch.set_num_threads(config.threads)
+            torch.set_num_threads(config.ring.threads)
 
     return timed

@@ -51,7 +51,7 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
             transfer_ms.append(context.timed(tape.play) * 1e3)
 
     report = latency.measure(config, context, inputs, ring, transfers)
-    passes = [timeline.spans() for timeline in whole[config.warmup :]]
+    passes = [timeline.spans() for timeline in whole[config.measure.warmup :]]
     report.values |= {
         "compute_ms": [total(spans, "compute") * 1e3 for spans in passes],
         "transfer_ms": transfer_ms,

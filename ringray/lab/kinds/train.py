@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from functools import partial
 
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from ringray.base import private_files
 from ringray.comm.batch import METER
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds.base import RankContext
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import TrialConfig, TrialTraining
 from ringray.lab.trial.faults import BudgetError
 from ringray.lab.trial.measurement import RankReport, peak_memory
 from ringray.lab.trial.metrics import REACH, SCORE
@@ -35,18 +36,20 @@ from ringray.training.trainer import LossError, Trainer, TrainingStep, check_fac
 def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Trains on this rank; every rank of the ring calls it at the same time."""
     model, degrees, recipe = of_config(config)
+    training = config.training
+    assert training is not None
     if not dist.is_initialized():  # a ring of one
         backend = "nccl" if context.device.type == "cuda" else "gloo"
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     mesh = meshes.make_mesh(degrees, device=context.device.type)
     with context.agreed():
-        trainer = Trainer(model, mesh, recipe, corpus(config, model, recipe.seed))
+        trainer = Trainer(model, mesh, recipe, corpus(training, model, recipe.seed))
     report = RankReport(rank=context.rank)
-    if config.checkpoints is None:
+    if training.checkpoints is None:
         _train(config, context, trainer, None, report)
     else:
-        with Checkpoints(config.checkpoints, note=report.notes.append) as kept:
+        with Checkpoints(training.checkpoints, note=report.notes.append) as kept:
             _train(config, context, trainer, kept, report)
     return report
 
@@ -59,14 +62,15 @@ def _train(
     report: RankReport,
 ) -> None:
     """Takes the steps that are missing."""
-    losses, norm = [], math.nan
+    training, losses, norm = config.training, [], math.nan
+    assert training is not None
     accept = partial(check_facts, model=trainer.size)
     if kept and (facts := kept.load(trainer.model, trainer.optimizer, accept)) is not None:
         trainer.resume(facts)
         losses, norm = [*map(float, facts.get("losses", []))], float(facts.get("norm", math.nan))
-    if trainer.done > config.repeats:
+    if trainer.done > config.measure.repeats:
         raise ValueError(
-            f"{config.checkpoints} holds a training of {trainer.done} steps: give as many, or "
+            f"{training.checkpoints} holds a training of {trainer.done} steps: give as many, or "
             "another folder"
         )
     taken: list[TrainingStep] = []
@@ -80,7 +84,7 @@ def _train(
             raise
         losses.append(taken[-1].loss)
 
-    while trainer.done < config.repeats:
+    while trainer.done < config.measure.repeats:
         if taken:
             HERE.tell(trainer.done, loss=taken[-1].loss, gradient_norm=taken[-1].norm)
         HERE.enter(f"step {trainer.done + 1}" + (f", loss {taken[-1].loss:.4g}" if taken else ""))
@@ -91,15 +95,15 @@ def _train(
             peak += peak_memory(take, context.device)
             report.values["peak_memory_bytes"] = [float(peak)]
             with context.agreed():
-                if config.budget is not None and peak > config.budget:
-                    raise BudgetError(peak, config.budget)
+                if training.budget is not None and peak > training.budget:
+                    raise BudgetError(peak, training.budget)
         else:
             report.seconds.append(context.timed(take))
         used = METER.since(meter)
         report.values["sent_bytes"], report.messages = [used.sent_bytes], used.messages
         report.values.setdefault("wait_ms", []).append(used.wait_s * 1e3)
-        last = trainer.done == config.repeats
-        if kept is not None and (last or trainer.done % (config.save_every or 1) == 0):
+        last = trainer.done == config.measure.repeats
+        if kept is not None and (last or trainer.done % (training.save_every or 1) == 0):
             said = {**trainer.facts(), "losses": losses, "norm": taken[-1].norm}
             kept.save(trainer.done, trainer.model, trainer.optimizer, said)
     if kept is not None:
@@ -108,31 +112,30 @@ def _train(
     if taken:
         norm, report.flops = taken[-1].norm, statistics.mean(one.flops for one in taken)
     report.values["loss"], report.values["gradient_norm"] = losses[-1:], [norm]
-    report.values[REACH] = [float(config.seq_len)]
+    report.values[REACH] = [float(config.problem.seq_len)]
     report.curves = {"loss": losses}
-    if config.task is not None:
-        examine(config, trainer, report)
+    if training.task is not None:
+        task = TASKS[training.task](trainer.recipe.seed)
+        examine(task, training.examined or [config.problem.seq_len], trainer, report)
 
 
-def examine(config: TrialConfig, trainer: Trainer, report: RankReport) -> None:
+def examine(task: Task, lengths: Iterable[int], trainer: Trainer, report: RankReport) -> None:
     """Adds the scores of a task to ``report``, those of the longest sequence last."""
-    assert config.task is not None
-    task = TASKS[config.task](trainer.recipe.seed)
-    for length in sorted(config.examined or [config.seq_len]):
+    for length in sorted(lengths):
         HERE.enter(f"examined at {length} tokens")
         scores = task.examine(trainer.answers, length)
         report.curves[f"{SCORE} {length}"] = scores
         report.values[SCORE] = [statistics.mean(scores)]
 
 
-def corpus(config: TrialConfig, model: Model, seed: int) -> Corpus | RandomTokens | Task:
+def corpus(training: TrialTraining, model: Model, seed: int) -> Corpus | RandomTokens | Task:
     """Returns the tokens of a trial."""
-    if config.task is not None:
-        return TASKS[config.task](seed)
-    if config.corpus is None:
+    if training.task is not None:
+        return TASKS[training.task](seed)
+    if training.corpus is None:
         return RandomTokens(model.vocab, seed)
     made = private_files.home() / "tokens"
-    return Corpus(config.corpus, tokenizer=config.tokenizer, kept=made, seed=seed)
+    return Corpus(training.corpus, tokenizer=training.tokenizer, kept=made, seed=seed)
 
 
 def _held(trainer: Trainer) -> int:

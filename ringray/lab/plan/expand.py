@@ -98,7 +98,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         if chosen["value_head_dim"] == chosen["head_dim"]:
             chosen["value_head_dim"] = None
         for searched in _searched(spec.kind, chosen, device):
-            yield TrialConfig(**(chosen | searched), **constant)
+            yield TrialConfig.from_dict(chosen | searched | constant)
 
 
 def _sizes(spec: Spec, name: str) -> dict[str, int]:

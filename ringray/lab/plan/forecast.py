@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ringray import transport
 from ringray.base import units
 from ringray.lab.kinds import KINDS
 from ringray.lab.plan import problems
@@ -73,7 +72,7 @@ def room(spec: Spec, config: TrialConfig, host: Host | None) -> Room | None:
         found.append(Room(spec.limits.rank_memory, "limits.rank_memory"))
     if host is not None:
         alone = KINDS[spec.kind].ranks_alone
-        ranks = min(host.ranks, spec.sweep("ring", "size")[0] if alone else config.ring_size)
+        ranks = min(host.ranks, spec.sweep("ring", "size")[0] if alone else config.ring.size)
         owner = f" of {host.name}" + (f" for each of {ranks} ranks" if ranks > 1 else "")
         found.append(Room(host.memory / ranks, "problem.seq_len", owner))
     return min(found, default=None)
@@ -111,10 +110,10 @@ def too_large(
 
 
 def _margin(config: TrialConfig) -> float:
-    if config.model is not None:
+    if config.training is not None:
         config = training.ring_config(config, training.of_config(config)[1])
-    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
-    sure = config.new_tokens is None and config.mask.plain and exchange.heads_at_once is None
+    problem, gathers = config.problem, config.exchange.heads_at_once is not None
+    sure = problem.new_tokens is None and problem.mask.plain and not gathers
     return _SURE if sure else _ROUGH
 
 
@@ -150,7 +149,7 @@ def without_beaten(spec: Spec, trials: tuple[Trial, ...], cores: int | None) -> 
         return trials
     lost = set()
     for group in problems.studies([trial for trial in trials if trial.pruned is None]):
-        if cores and any(one.config.ring_size * one.config.threads > cores for one in group):
+        if cores and any(one.config.ring.size * one.config.ring.threads > cores for one in group):
             continue
         usual = problems.defaults(group)
         keep = [i for i, trial in enumerate(group) if trial in usual]

@@ -40,7 +40,7 @@ def cuts(chosen: Mapping[str, Any], device: str) -> list[int | str | None]:
     ]
 
 
-def kernel_of(blocks: int | str | None) -> str:
+def kernel_of(blocks: object) -> str:
     """Returns the kernel that ``blocks`` names; "" if it is for all kernels."""
     return blocks.partition("=")[0] if isinstance(blocks, str) else ""
 

@@ -79,7 +79,7 @@ def check_work(spec: Spec, geometries: Iterable[TrialConfig]) -> None:
     """
     work = 0
     for config in geometries:
-        work += config.ring_size**2 * (_TABLES + _PIECES * _areas(config))
+        work += config.ring.size**2 * (_TABLES + _PIECES * _areas(config))
         if work > MOST_WORK:
             field, parts = _dividing(spec)
             raise spec.error(
@@ -92,12 +92,9 @@ def check_work(spec: Spec, geometries: Iterable[TrialConfig]) -> None:
 def _areas(config: TrialConfig) -> int:
     """Counts the parts of the mask and of shards that ``traffic.geometry`` counts one by one, at
     most."""
-    given = config.documents
-    documents = len(given) if isinstance(given, tuple) else given or 0
-    firsts = (config.prefix is not None) + 2 * (config.global_tokens is not None)
-    chunks = config.seq_len // config.chunk if config.chunk else 0
-    areas = documents + firsts * max(documents, 1) + chunks
-    return areas if config.global_tokens is None else 4 * areas
+    documents = config.problem.documents
+    count = len(documents) if isinstance(documents, tuple) else documents or 0
+    return config.problem.most_areas(count)
 
 
 def _dividing(spec: Spec) -> tuple[str, str]:

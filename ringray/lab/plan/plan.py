@@ -74,12 +74,8 @@ class Plan:
     @cached_property
     def varying(self) -> tuple[str, ...]:
         """Returns the config fields with more than one value in the sweep."""
-        first = self.trials[0].config
-        return tuple(
-            name
-            for name in FIELDS
-            if any(getattr(trial.config, name) != getattr(first, name) for trial in self.trials)
-        )
+        configs = [trial.config.flat() for trial in self.trials]
+        return tuple(name for name in FIELDS if any(c[name] != configs[0][name] for c in configs))
 
 
 def build(
@@ -154,9 +150,9 @@ def _cluster(spec: Spec, *, used: bool) -> Fleet | None:
 
 def _too_few(on: Fleet | None, config: TrialConfig) -> Reason | None:
     """Prunes rings that are larger than the fleet."""
-    if on is None or config.ring_size <= on.ranks:
+    if on is None or config.ring.size <= on.ranks:
         return None
-    text = f"got {config.ring_size}, but {on} has {on.ranks:,} ranks"
+    text = f"got {config.ring.size}, but {on} has {on.ranks:,} ranks"
     return Reason("ring.size", text)
 
 
@@ -168,12 +164,13 @@ def _check_some(spec: Spec, reasons: list[Reason | None], way_out: str = "") -> 
 
 
 def _measuring_s(kind: str, config: TrialConfig, cost: cost_model.Cost, on: Fleet) -> float:
+    measure = config.measure
     once = cost.time_ms / 1e3
-    if config.baseline and BASELINES[config.baseline].on_ring:
+    if measure.baseline and BASELINES[measure.baseline].on_ring:
         once *= 2
-    elif passes := KINDS[kind].oracle_passes or bool(config.baseline):
+    elif passes := KINDS[kind].oracle_passes or bool(measure.baseline):
         once += passes * cost_model.alone_s(config, on)
-    return once * (config.warmup + config.repeats + examination(config))
+    return once * (measure.warmup + measure.repeats + examination(config))
 
 
 def _key(kind: str, config: TrialConfig) -> str:
@@ -196,7 +193,7 @@ def _costs(
     different: dict[object, TrialConfig] = {}
     for i in some:
         config = configs[i]
-        geometry = config.partition, config.padded, config.ring_size, config.mask
+        geometry = config.strategy.partition, config.padded, config.ring.size, config.problem.mask
         different.setdefault(geometry, config)
     limits.check_work(spec, different.values())
     batches = cost_model.batches([configs[i] for i in some])
@@ -217,7 +214,7 @@ def _costs(
 
 
 def _predict(on: Fleet, configs: list[TrialConfig]) -> list[cost_model.Cost]:
-    if configs[0].model is not None:
+    if configs[0].training is not None:
         return [transformer.predict(config, on) for config in configs]
     slow = on.shares_cores and interpreted(configs[0], "cpu")
     return cost_model.predict_batch(configs, interpreter(on) if slow else on)
@@ -242,8 +239,8 @@ def deadline(trial: Trial, config: TrialConfig, section: LimitsSection) -> Deadl
         return Deadline(timeout, default)
     once = trial.predicted.time_ms / 1e3
     # One process computes the whole problem for the baseline; an oracle does so in fp64.
-    beside = config.ring_size * (kind.oracle_passes or bool(config.baseline))
-    runs = config.warmup + config.repeats + 1 + examination(config)
+    beside = config.ring.size * (kind.oracle_passes or bool(config.measure.baseline))
+    runs = config.measure.warmup + config.measure.repeats + 1 + examination(config)
     predicted = once * runs * (1 + beside)
     longest = max(DEADLINE_FLOOR_S, _DEADLINE_FACTOR * predicted)
     if longest >= timeout:

@@ -26,7 +26,7 @@ def problem_of(trial: Trial) -> str:
         if name not in (*searched(trial.kind), "replica")
     }
     if KINDS[trial.kind].ranks_alone:
-        fixed["kernel"] = kernel_of(trial.config.blocks)
+        fixed["kernel"] = kernel_of(trial.config.strategy.blocks)
     return repr(fixed)
 
 
@@ -41,14 +41,15 @@ def studies(trials: Sequence[Trial]) -> list[list[Trial]]:
 def defaults(trials: Sequence[Trial]) -> list[Trial]:
     """Returns the points of a study that are taken where nothing is tuned, one for each number of
     threads and replica. Of Triton's kernels there is none: their defaults depend on the GPU."""
-    cuts = {trial.config.blocks for trial in trials}
+    cuts = {trial.config.strategy.blocks for trial in trials}
     if None not in cuts and (len(cuts) > 1 or KINDS[trials[0].kind].ranks_alone):
         return []
     return [
         trial
         for trial in trials
-        if (trial.config.blocks is None or None not in cuts)
+        if (trial.config.strategy.blocks is None or None not in cuts)
         and all(
-            getattr(trial.config, name) in (usual, "auto") for name, usual in tuned.DEFAULTS.items()
+            vars(trial.config.strategy)[name] in (usual, "auto")
+            for name, usual in tuned.DEFAULTS.items()
         )
     ]

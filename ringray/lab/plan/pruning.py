@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 
 from ringray import transport
 from ringray.lab.kinds import KINDS
 from ringray.lab.kinds.baselines import BASELINES, DEFAULT
 from ringray.lab.predict.cost_model import choose_walks
 from ringray.lab.trial import training
-from ringray.lab.trial.config import LATER, TrialConfig
+from ringray.lab.trial.config import LATER, TrialConfig, TrialProblem
 from ringray.traffic import walk
 from ringray.training.recipe import check
 from ringray_kernels.backends import BLOCKS, GPU_ONLY, INTERPRETED, on_device
@@ -32,27 +32,25 @@ INTERPRETED_PAIRS = 4_000_000
 _BACKWARD_PASSES = 3
 _TILE_ROWS = 128  # a tile costs the same for any number of visible keys
 
-_ANY = {"new_tokens", "global_tokens"}  # fields of decoding with any value
-
+# Causal attention without anything else.
+_PLAIN = {item.name: item.default for item in fields(TrialProblem) if item.default is not MISSING}
 # Fields with one value in training; sections of the fields that its check names.
 _TRAINS: dict[str, dict[str, object]] = {
-    "problem": {
-        "direction": "forward+backward", "causal": True, "documents": None, "window": None,
-        "chunk": None, "prefix": None, "global_tokens": None, "value_head_dim": None,
-        "softcap": None, "sinks": False, "alibi": False, "dropout_p": None, "quantize": None,
-    },
+    "problem": {"direction": "forward+backward", **_PLAIN},
     "strategy": {"backward": "auto", "backend": "auto", "blocks": None},
-}  # fmt: skip
+}
 _SECTIONS = {"size": "ring.size", "seq_len": "problem.seq_len", "transport": "strategy.transport"}
 
-# Fields with one value in decoding.
+# Fields with one value in decoding; the others have any.
+_ANY = {"window", "global_tokens", "new_tokens"}
 _DECODES: dict[str, dict[str, object]] = {
     "problem": {
-        "direction": "forward", "causal": True, "documents": None,
-        **{name: value for name, value in LATER.items() if name not in _ANY},
+        "direction": "forward",
+        **{name: value for name, value in _PLAIN.items() if name not in _ANY},
     },
     "strategy": {"transport": transport.DEFAULT, "backward": "auto", "blocks": None},
-}  # fmt: skip
+    "ring": {"order": LATER["order"]},
+}
 
 
 @dataclass(frozen=True)
@@ -72,33 +70,31 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
         return reason
     if KINDS[kind].trains:
         config = training.ring_config(config, training.of_config(config)[1])
+    problem = config.problem
     if KINDS[kind].oracle_passes:
-        scores = 8 * config.batch * config.heads * config.seq_len**2
+        scores = 8 * problem.batch * problem.heads * problem.seq_len**2
         if scores > ORACLE_BYTES:
             return Reason(
                 "problem.seq_len",
-                f"the fp64 oracle of {config.seq_len} tokens needs {scores >> 30} GiB for its "
+                f"the fp64 oracle of {problem.seq_len} tokens needs {scores >> 30} GiB for its "
                 f"scores, more than {ORACLE_BYTES >> 30}; check shorter lengths",
             )
-    if config.heads % config.kv_heads:
-        return Reason(
-            "problem.kv_heads",
-            f"{config.heads} heads is not a multiple of {config.kv_heads} K/V heads",
-        )
-    if config.quantize is not None and config.has_backward:
-        text = f"{config.quantize} computes no gradients, which needs direction: forward"
+    if problem.heads % problem.kv_heads:
+        text = f"{problem.heads} heads is not a multiple of {problem.kv_heads} K/V heads"
+        return Reason("problem.kv_heads", text)
+    if problem.quantize is not None and problem.has_backward:
+        text = f"{problem.quantize} computes no gradients, which needs direction: forward"
         return Reason("problem.quantize", text)
-    if isinstance(config.documents, tuple) and sum(config.documents) != config.seq_len:
-        return Reason(
-            "problem.documents",
-            f"lengths sum to {sum(config.documents)}, expected seq_len {config.seq_len}",
-        )
+    documents = problem.documents
+    if isinstance(documents, tuple) and sum(documents) != problem.seq_len:
+        text = f"lengths sum to {sum(documents)}, expected seq_len {problem.seq_len}"
+        return Reason("problem.documents", text)
     try:
-        _ = config.mask  # checks what goes together
+        _ = problem.mask  # checks what goes together
     except ValueError as error:
         name, _, text = str(error).partition(": ")
         return Reason(f"problem.{name}", text)
-    return _too_large(config) or _unsendable(config) or unfit(config, config.device)
+    return _too_large(config) or _unsendable(config) or unfit(config, config.ring.device)
 
 
 def _untrainable(kind: str, config: TrialConfig) -> Reason | None:
@@ -114,7 +110,7 @@ def _untrainable(kind: str, config: TrialConfig) -> Reason | None:
         name, _, text = str(error).partition(": ")
         return Reason(_SECTIONS.get(name, f"training.{name}"), text)
     try:
-        for length in config.examined or ():
+        for length in (config.training and config.training.examined) or ():
             check(model, degrees, replace(recipe, seq_len=length))
     except ValueError as error:
         return Reason("training.examined", str(error).partition(": ")[2])
@@ -123,18 +119,19 @@ def _untrainable(kind: str, config: TrialConfig) -> Reason | None:
 
 def _undecodable(kind: str, config: TrialConfig) -> Reason | None:
     """Prunes new tokens of other kinds, and what a step of new tokens does not compute."""
+    problem = config.problem
     if not KINDS[kind].decodes:
-        given, text = config.new_tokens, f"kind {kind} computes whole sequences, expected null"
+        given, text = problem.new_tokens, f"kind {kind} computes whole sequences, expected null"
         return None if given is None else Reason("problem.new_tokens", f"got {given}, but {text}")
-    assert config.new_tokens is not None
-    if config.new_tokens >= config.seq_len:
-        text = f"got {config.new_tokens}, expected fewer than seq_len {config.seq_len}"
+    assert problem.new_tokens is not None
+    if problem.new_tokens >= problem.seq_len:
+        text = f"got {problem.new_tokens}, expected fewer than seq_len {problem.seq_len}"
         return Reason("problem.new_tokens", text)
-    if isinstance(config.window, tuple):
-        text = f"got {list(config.window)}, expected null or one number: new tokens are causal"
+    if isinstance(problem.window, tuple):
+        text = f"got {list(problem.window)}, expected null or one number: new tokens are causal"
         return Reason("problem.window", text)
-    if config.baseline not in (None, DEFAULT):
-        text = f"got {config.baseline}, expected {DEFAULT} or null: it has a step of decoding"
+    if (baseline := config.measure.baseline) not in (None, DEFAULT):
+        text = f"got {baseline}, expected {DEFAULT} or null: it has a step of decoding"
         return Reason("measure.baseline", text)
     return _fixed(config, _DECODES, "new tokens attend to a sharded context, forward and causally")
 
@@ -143,9 +140,9 @@ def _fixed(
     config: TrialConfig, sections: Mapping[str, Mapping[str, object]], why: str
 ) -> Reason | None:
     """Prunes other values of fields that a kind fixes."""
-    for section, fields in sections.items():
-        for name, expected in fields.items():
-            if (given := getattr(config, name)) != expected:
+    for section, values in sections.items():
+        for name, expected in values.items():
+            if (given := getattr(getattr(config, section), name)) != expected:
                 text = f"got {_written(given)}, expected {_written(expected)}: {why}"
                 return Reason(f"{section}.{name}", text)
     return None
@@ -157,10 +154,12 @@ def _written(value: object) -> str:
 
 def _too_large(config: TrialConfig) -> Reason | None:
     """Prunes inputs that fit nowhere; all counts of smaller ones fit into 64 bits."""
-    rows = config.padded // config.ring_size
-    row = config.heads * config.head_dim + config.kv_heads * (config.head_dim + config.value_dim)
-    row *= DTYPES[config.dtype].itemsize
-    given = config.batch * rows * row
+    problem = config.problem
+    rows = config.padded // config.ring.size
+    row = problem.kv_heads * (problem.head_dim + problem.value_dim)
+    row += problem.heads * problem.head_dim
+    row *= DTYPES[problem.dtype].itemsize
+    given = problem.batch * rows * row
     if given <= RANK_BYTES:
         return None
     return Reason(
@@ -172,12 +171,13 @@ def _too_large(config: TrialConfig) -> Reason | None:
 
 def _unsendable(config: TrialConfig) -> Reason | None:
     """Prunes a transport that does not fit ring and heads, and an impossible walk back."""
+    strategy = config.strategy
     try:
-        exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
+        exchange = config.exchange
     except ValueError as error:
         return Reason("strategy.transport", str(error))
     try:
-        back = walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
+        back = walk.resolve_backward(strategy.backward, strategy.transport, walks=exchange.walks)
         if back == "reverse":  # the mask may forbid it, and the forward pass alone needs it too
             choose_walks(config, exchange)
     except walk.Unwalkable as error:
@@ -187,7 +187,7 @@ def _unsendable(config: TrialConfig) -> Reason | None:
 
 def interpreted(config: TrialConfig, device: str) -> bool:
     """Tells whether a point on ``device`` runs in Triton's interpreter."""
-    return device == "cpu" and config.backend in INTERPRETED
+    return device == "cpu" and config.strategy.backend in INTERPRETED
 
 
 def unfit(config: TrialConfig, device: str) -> Reason | None:
@@ -202,20 +202,22 @@ def unfit(config: TrialConfig, device: str) -> Reason | None:
 
 def _other_baseline(config: TrialConfig, device: str) -> Reason | None:
     """Prunes points that the baseline cannot compute."""
-    reason = config.baseline and BASELINES[config.baseline].unsupported(config, device)
+    baseline = config.measure.baseline
+    reason = baseline and BASELINES[baseline].unsupported(config, device)
     return Reason("measure.baseline", reason) if reason else None
 
 
 def _gpu_only(config: TrialConfig, device: str) -> Reason | None:
     """Prunes backends of GPUs on a CPU."""
-    if device != "cpu" or config.backend not in GPU_ONLY:
+    backend = config.strategy.backend
+    if device != "cpu" or backend not in GPU_ONLY:
         return None
-    return Reason("strategy.backend", f"got {config.backend}, which runs on GPUs only, on a CPU")
+    return Reason("strategy.backend", f"got {backend}, which runs on GPUs only, on a CPU")
 
 
 def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
     """Prunes blocks of another backend's kind, and blocks that fit no GPU."""
-    blocks, backend = config.cut, config.backend
+    blocks, backend = config.cut, config.strategy.backend
     if blocks is None or (backend == "auto" and device == "auto"):
         return None
     resolved = on_device(backend, device)
@@ -223,14 +225,14 @@ def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
     text = isinstance(blocks, Blocks)
     if text != (BLOCKS[resolved] == "tiles"):
         kind = "a number of query rows per call" if text else "a text such as 'forward=128x64/8/2'"
-        got = f"got {config.blocks}, backend {named} takes null or {kind}"
+        got = f"got {config.strategy.blocks}, backend {named} takes null or {kind}"
         return Reason("strategy.blocks", got)
     return _fits_nowhere(config, blocks) if isinstance(blocks, Blocks) else None
 
 
 def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
     for kernel, given in blocks.given.items():
-        problem = config.kernel_problem(kernel)
+        problem = config.problem.of_kernel(kernel)
         reasons = {name: supports(given, problem, target) for name, target in TARGETS.items()}
         if all(reasons.values()):
             text = f"{kernel}={given} fits no known GPU: {reasons['sm_90']}"
@@ -240,11 +242,12 @@ def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
 
 def _too_slow(config: TrialConfig, device: str) -> Reason | None:
     """Prunes problems that are too large for the interpreter."""
+    problem, measure = config.problem, config.measure
     if not interpreted(config, device):
         return None
-    edges = config.seq_len * config.ring_size * _TILE_ROWS
-    pairs = (config.visible + edges) * config.batch * config.heads
-    pairs *= (1 + _BACKWARD_PASSES * config.has_backward) * (config.warmup + config.repeats)
+    edges = problem.seq_len * config.ring.size * _TILE_ROWS
+    pairs = (problem.visible + edges) * problem.batch * problem.heads
+    pairs *= (1 + _BACKWARD_PASSES * problem.has_backward) * (measure.warmup + measure.repeats)
     if pairs <= INTERPRETED_PAIRS:
         return None
     return Reason(

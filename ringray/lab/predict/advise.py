@@ -149,7 +149,7 @@ def _proposal(wish: Wish, degrees: Degrees, config: TrialConfig) -> Proposal | N
         training = replace(wish.training(way), exchanged=exchanged)
         memory = transformer.memory(wish.model, degrees, training, both.peak_memory_bytes)
         if memory.total <= wish.room:
-            forward = wish.cost(degrees, replace(config, direction="forward"))
+            forward = wish.cost(degrees, config.changed(direction="forward"))
             time = transformer.step(wish.model, degrees, training, wish.on, forward, both)
             return Proposal(degrees, training, config, both, memory, time)
     return None
@@ -174,7 +174,7 @@ def _carried(wish: Wish, degrees: Degrees) -> Proposal | None:
     while there is something to gain."""
     config, best = wish.attention(degrees), None
     for name in _exchanges(wish, degrees):
-        other = _proposal(wish, degrees, replace(config, transport=name))
+        other = _proposal(wish, degrees, config.changed(transport=name))
         best = min(filter(None, (best, other)), key=_seconds, default=None)
         if best and best.time.ring + best.time.again < _GAIN * _seconds(best):
             break
@@ -189,7 +189,7 @@ def _walks(wish: Wish, best: Proposal) -> Proposal:
         for value in values:
             chosen: dict[str, Any] = {name: value}
             with suppress(ValueError):  # this transport has no such walk back
-                other = _proposal(wish, best.degrees, replace(best.config, **chosen))
+                other = _proposal(wish, best.degrees, best.config.changed(**chosen))
                 best = min(best, other or best, key=_seconds)
     return best
 
@@ -204,9 +204,16 @@ def _bound(wish: Wish, degrees: Degrees) -> float:
     config, known = wish.attention(degrees), []
     ways: tuple[tuple[Direction, int], ...] = (("forward", 4), ("backward", 10))
     for direction, factor in ways:
-        rate = rates.find(wish.on.hardware, wish.dtype, config.head_dim, direction)
+        rate = rates.find(wish.on.hardware, wish.dtype, config.problem.head_dim, direction)
         known.append(factor / max(rate.full.max(), rate.causal.max()))
-    ms = config.visible * config.head_dim * config.heads / degrees.cp * sum(known) * 1e3
+    ms = (
+        config.problem.visible
+        * config.problem.head_dim
+        * config.problem.heads
+        / degrees.cp
+        * sum(known)
+        * 1e3
+    )
     free = Cost(0, 0, 0, 0, ms, 1.0, ms, ms, 0.0, 0, 0)
     return transformer.step(wish.model, degrees, wish.training(_WAYS[0]), wish.on, free, free).total
 

@@ -22,7 +22,7 @@ from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.ring_time import RingWork
 from ringray.lab.predict.simulator import PassWork
-from ringray.lab.trial.config import TrialConfig, shuffled
+from ringray.lab.trial.config import TrialConfig, TrialProblem, shuffled
 from ringray.traffic import geometry, hulls, tree, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.hulls import Number, Pass
@@ -68,7 +68,7 @@ def causal_pass(**fields: Any) -> TrialConfig:
         "warmup": 1, "repeats": 1, "seed": 0, "baseline": None, "baseline_threads": None,
         "replica": 0,
     }  # fmt: skip
-    return TrialConfig(**(usual | fields))
+    return TrialConfig.from_dict(usual | fields)
 
 
 def predict(config: TrialConfig, on: Fleet) -> Cost:
@@ -89,24 +89,24 @@ def batches(configs: Sequence[TrialConfig]) -> list[list[int]]:
         together.setdefault(_kind(config) or i, []).append(i)
     numbers = []
     for some in together.values():
-        most = max(1, min(_AT_ONCE, _CELLS // configs[some[0]].ring_size ** 2))
+        most = max(1, min(_AT_ONCE, _CELLS // configs[some[0]].ring.size ** 2))
         numbers += [some[start : start + most] for start in range(0, len(some), most)]
     return numbers
 
 
 def _kind(config: TrialConfig) -> object:
     """Returns all that configs have in common which are computed at once; None for one alone."""
-    alone = config.new_tokens is not None or config.model is not None
-    if alone or config.backward == "reverse":
+    problem, strategy = config.problem, config.strategy
+    alone = problem.new_tokens is not None or config.training is not None
+    if alone or strategy.backward == "reverse":
         return None
-    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
-    shape = geometry.shape(config.mask)
-    gathered = config.kv_heads if exchange.heads_at_once else None
-    order = config.seed if config.order == "shuffled" else None
+    exchange, shape = config.exchange, geometry.shape(problem.mask)
+    gathered = problem.kv_heads if exchange.heads_at_once else None
+    order = config.measure.seed if config.ring.order == "shuffled" else None
     return shape and (
-        shape, exchange, gathered, order, config.ring_size, config.partition, config.transport,
-        config.backward, config.dtype, config.head_dim, config.value_dim, config.direction,
-        config.causal, config.mask.plain, config.threads, config.quantize, config.backend,
+        shape, exchange, gathered, order, config.ring.size, strategy.partition, strategy.transport,
+        strategy.backward, problem.dtype, problem.head_dim, problem.value_dim, problem.direction,
+        problem.causal, problem.mask.plain, config.ring.threads, problem.quantize, strategy.backend,
     )  # fmt: skip
 
 
@@ -114,12 +114,12 @@ def predict_batch(configs: Sequence[TrialConfig], on: Fleet) -> list[Cost]:
     """Returns the costs of one of ``batches``; raises as ``predict``."""
     first = configs[0]
     on = _seated(first, on)
-    if first.new_tokens is not None:
-        return [_decoding(first, first.new_tokens, on)]
-    exchange = transport.plan(first.transport, first.ring_size, first.heads, first.kv_heads)
+    if first.problem.new_tokens is not None:
+        return [_decoding(first, first.problem.new_tokens, on)]
+    exchange = first.exchange
     if len(configs) == 1:
         return _costs(configs, exchange, choose_walks(first, exchange), on)
-    problems = tuple((_layout(config, exchange.fold), config.mask) for config in configs)
+    problems = tuple((_layout(config, exchange.fold), config.problem.mask) for config in configs)
     weights, backward = _weights(configs, exchange), _backward(first, exchange)
     costs: dict[int, Cost] = {}
     for some, walks in walk.choose_for_all(problems, exchange.routes, backward, weights):
@@ -142,7 +142,7 @@ def _costs(
         sent_bytes += work.moved.sent(work.which).bytes(work.weights) * fold
         messages += walks.tensors(work.which) * groups * fold
     time = ring_time.of_trial(trial, on)
-    peak = peak_memory.peak(sizes, exchange, walks, backward=first.has_backward)
+    peak = peak_memory.peak(sizes, exchange, walks, backward=first.problem.has_backward)
     work = walks.forward.route.by_rank(visible).sum(1)
     outer_bytes = hulls.exact(np.rint(time.outer_bytes).astype(np.int64))
     of_all = Cost(
@@ -164,7 +164,7 @@ def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]
     """Returns the predicted spans of the first ranks, at ``most`` so many, of the ring in which
     chunks walk."""
     on = _seated(config, on)
-    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
+    exchange = config.exchange
     walks = choose_walks(config, exchange)
     trial, _ = _trial([config], exchange, walks, on)
     return ring_time.of_trial(trial, on, range(min(walks.forward.route.ranks, most))).spans
@@ -172,9 +172,9 @@ def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]
 
 def _seated(config: TrialConfig, on: Fleet) -> Fleet:
     """Returns ``on`` with the ranks of ``config`` in their order."""
-    if config.order != "shuffled" or config.layers is not None:  # a training has rings of rings
+    if config.ring.order != "shuffled":
         return on
-    return replace(on, order=shuffled(config.ring_size, config.seed))
+    return replace(on, order=shuffled(config.ring.size, config.measure.seed))
 
 
 def times(seconds: Number, spread: Number) -> dict[str, Number]:
@@ -194,62 +194,69 @@ def _trial(
 
 def _works(configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks) -> list[PassWork]:
     """Returns the work of all passes."""
-    first = configs[0]
+    problem = configs[0].problem
     ways = {
         "forward": (walks.forward, walks.weights.forward),
         "backward": (walks.backward, walks.backward_weights),
     }
     return [
-        PassWork(which, *ways[which], flops // exchange.fold, first.dtype, first.head_dim)
-        for which, flops in _pair_flops(first, _numbers(configs, "heads", "batch"))
+        PassWork(which, *ways[which], flops // exchange.fold, problem.dtype, problem.head_dim)
+        for which, flops in _pair_flops(problem, _numbers(configs, "heads", "batch"))
     ]
 
 
 def _numbers(configs: Sequence[TrialConfig], *names: str) -> Number:
     """Returns the products of integer fields: of one config a number, of several an array."""
-    products = [math.prod(getattr(config, name) for name in names) for config in configs]
+    products = [math.prod(getattr(config.problem, name) for name in names) for config in configs]
     return products[0] if len(products) == 1 else np.array(products)
 
 
-def _pair_flops(config: TrialConfig, heads: Number) -> list[tuple[Pass, Number]]:
+def _padded(configs: Sequence[TrialConfig]) -> Number:
+    padded = [config.padded for config in configs]
+    return padded[0] if len(padded) == 1 else np.array(padded)
+
+
+def _pair_flops(problem: TrialProblem, heads: Number) -> list[tuple[Pass, Number]]:
     """Returns FLOPs of a visible pair, all ``heads`` of the batch, in each pass: products over the
     head dim of Q and K, and over that of V; of each one forward, three and two backward."""
-    of_keys, of_values = (2 * dim * heads for dim in (config.head_dim, config.value_dim))
+    of_keys, of_values = (2 * dim * heads for dim in (problem.head_dim, problem.value_dim))
     forward, backward = of_keys + of_values, 3 * of_keys + 2 * of_values
     both: list[tuple[Pass, Number]] = [("forward", forward), ("backward", backward)]
-    return both[: 1 + config.has_backward]
+    return both[: 1 + problem.has_backward]
 
 
 def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
     """Returns the cost of one step of decoding: a rank reads all its keys and values once, and
     sends out and lse of all queries at each of its meetings in the tree."""
-    ranks, itemsize, hardware = config.ring_size, DTYPES[config.dtype].itemsize, on.hardware
-    queries = config.batch * config.heads * tokens
-    message = queries * (config.head_dim + 1) * walk.FP32
-    context = config.seq_len - tokens
-    rows = partition.padded_length(config.partition, context, ranks) // ranks - (-tokens // ranks)
-    key_row = 2 * config.batch * config.kv_heads * config.head_dim * itemsize
-    flops = 4 * config.head_dim * config.heads * config.batch * config.visible
-    seen = min(rows, config.visible)  # keys
-    known = rates.find(hardware, config.dtype, config.head_dim, "forward")
-    rate = ring_time.speedup(on, config.threads, ranks)
+    problem, hardware = config.problem, on.hardware
+    ranks, itemsize = config.ring.size, DTYPES[problem.dtype].itemsize
+    queries = problem.batch * problem.heads * tokens
+    message = queries * (problem.head_dim + 1) * walk.FP32
+    context = problem.seq_len - tokens
+    rows = partition.padded_length(config.strategy.partition, context, ranks) // ranks
+    rows -= -tokens // ranks
+    key_row = 2 * problem.batch * problem.kv_heads * problem.head_dim * itemsize
+    flops = 4 * problem.head_dim * problem.heads * problem.batch * problem.visible
+    seen = min(rows, problem.visible)  # keys
+    known = rates.find(hardware, problem.dtype, problem.head_dim, "forward")
+    rate = ring_time.speedup(on, config.ring.threads, ranks)
     reading = seen * key_row / hardware.memory_bandwidth
     compute = max(flops / ranks / known.full[-1], reading) / rate
     if hardware.cores is not None:
-        compute *= max(1.0, min(ranks, on.per_node) * config.threads / hardware.cores)
+        compute *= max(1.0, min(ranks, on.per_node) * config.ring.threads / hardware.cores)
     meetings = [(rank, meeting) for rank in range(ranks) for meeting in tree.meetings(ranks, rank)]
     sends = [(rank, meeting.peer) for rank, meeting in meetings if meeting.sends]
     outer = sum(on.node(rank) != on.node(peer) for rank, peer in sends) * message
     link = hardware.outer if outer else hardware.inner
     steps = max(len(tree.meetings(ranks, rank)) for rank in range(ranks))
     waiting = steps * (link.latency + message / link.bandwidth)
-    inputs = queries * config.head_dim * itemsize + tokens * key_row
+    inputs = queries * problem.head_dim * itemsize + tokens * key_row
     return Cost(
         flops=flops,
         sent_bytes=len(sends) * message,
         messages=len(sends),
         peak_memory_bytes=rows * key_row + inputs + _MESSAGES_HELD * message,
-        balance=config.seq_len / ranks / rows,
+        balance=problem.seq_len / ranks / rows,
         **times(hardware.op + compute + waiting, hardware.spread),
         exposed_ms=waiting * 1e3,
         inner_bytes=len(sends) * message - outer,
@@ -260,13 +267,14 @@ def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
 def alone_s(config: TrialConfig, on: Fleet) -> float:
     """Returns the seconds in which one process, with the threads of the baseline, computes the
     passes of ``config`` by itself."""
-    threads = config.baseline_threads or config.threads
-    if config.new_tokens is not None:
-        alone = replace(config, ring_size=1, partition=partition.DEFAULT, threads=threads)
-        return _decoding(alone, config.new_tokens, on).time_ms / 1e3
-    flops = tuple(_pair_flops(config, config.heads * config.batch))
+    problem = config.problem
+    threads = config.measure.baseline_threads or config.ring.threads
+    if problem.new_tokens is not None:
+        alone = config.changed(ring_size=1, partition=partition.DEFAULT, threads=threads)
+        return _decoding(alone, problem.new_tokens, on).time_ms / 1e3
+    flops = tuple(_pair_flops(problem, problem.heads * problem.batch))
     quiet = on if on.noise is None else replace(on, noise=None)
-    return _alone_s(config.mask, config.dtype, config.head_dim, flops, threads, quiet)
+    return _alone_s(problem.mask, problem.dtype, problem.head_dim, flops, threads, quiet)
 
 
 @lru_cache(maxsize=1 << 14)  # the strategies of a problem have one baseline
@@ -289,68 +297,68 @@ def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:
     """Returns the walks of both passes; raises Unwalkable if the one back is impossible."""
     layout, backward = _layout(config, exchange.fold), _backward(config, exchange)
     weights = _weights([config], exchange)
-    return walk.choose(layout, config.mask, exchange.routes, backward, weights)
+    return walk.choose(layout, config.problem.mask, exchange.routes, backward, weights)
 
 
 def _backward(config: TrialConfig, exchange: Exchange) -> walk.Backward:
-    return walk.resolve_backward(config.backward, config.transport, walks=exchange.walks)
+    strategy = config.strategy
+    return walk.resolve_backward(strategy.backward, strategy.transport, walks=exchange.walks)
 
 
 def _weights(configs: Sequence[TrialConfig], exchange: Exchange) -> walk.Costs:
-    first, fold = configs[0], exchange.fold
+    problem, fold = configs[0].problem, exchange.fold
     return walk.costs(
-        DTYPES[first.dtype].itemsize, _numbers(configs, "batch"),
+        DTYPES[problem.dtype].itemsize, _numbers(configs, "batch"),
         _numbers(configs, "heads") // fold, _numbers(configs, "kv_heads") // fold,
-        first.head_dim, first.value_dim, quantized=first.quantize is not None,
+        problem.head_dim, problem.value_dim, quantized=problem.quantize is not None,
     )  # fmt: skip
 
 
 def _layout(config: TrialConfig, fold: int) -> Layout:
-    return Layout(config.partition, config.padded, config.ring_size // fold, fold)
+    return Layout(config.strategy.partition, config.padded, config.ring.size // fold, fold)
 
 
 def _sizes(configs: Sequence[TrialConfig], exchange: Exchange, on: Fleet) -> Sizes:
-    config, fold = configs[0], exchange.fold
+    config, problem, fold = configs[0], configs[0].problem, exchange.fold
     ranges = _layout(config, fold).ranges(0)
     return Sizes(
         batch=_numbers(configs, "batch"),
         heads=_numbers(configs, "heads") // fold,
         kv_heads=_numbers(configs, "kv_heads") // fold,
-        head_dim=(config.head_dim + config.value_dim) // 2,
-        rows=_numbers(configs, "padded") // (config.ring_size // fold),
-        itemsize=DTYPES[config.dtype].itemsize,
-        threads=config.threads,
+        head_dim=(problem.head_dim + problem.value_dim) // 2,
+        rows=_padded(configs) // (config.ring.size // fold),
+        itemsize=DTYPES[problem.dtype].itemsize,
+        threads=config.ring.threads,
         fused_on_cpu=on.shares_cores,
         runs=len(ranges) if ranges[0].step == 1 else 1,
-        triangular=config.causal,
-        plain=config.mask.plain,
-        quantized=config.quantize is not None,
+        triangular=problem.causal,
+        plain=problem.mask.plain,
+        quantized=problem.quantize is not None,
         spaced=len(ranges) if ranges[0].step > 1 else 0,
-        tiles=on.hardware.tiles and config.dtype == "bfloat16",
+        tiles=on.hardware.tiles and problem.dtype == "bfloat16",
         packs=on.hardware.packs,
     )
 
 
 def rows(config: TrialConfig) -> int:
     """Returns the rows of one rank's calls."""
-    exchange = transport.plan(config.transport, config.ring_size, config.heads, config.kv_heads)
-    return _layout(config, exchange.fold).rows
+    return _layout(config, config.exchange.fold).rows
 
 
 def _heads_for_rows(configs: Sequence[TrialConfig], fold: int) -> tuple[Number, int]:
     """Returns bytes and messages of the exchange of heads for rows among ``fold`` ranks, and back:
     Q, K, V there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype.
     """
-    config, rows = configs[0], _numbers(configs, "batch", "padded")
+    problem, rows = configs[0].problem, _numbers(configs, "batch") * _padded(configs)
     heads, kv_heads = _numbers(configs, "heads"), _numbers(configs, "kv_heads")
-    elements = (heads + kv_heads) * (config.head_dim + config.value_dim) * rows  # Q, out, K, V
-    there_and_back = elements * DTYPES[config.dtype].itemsize
+    elements = (heads + kv_heads) * (problem.head_dim + problem.value_dim) * rows  # Q, out, K, V
+    there_and_back = elements * DTYPES[problem.dtype].itemsize
     moved, tensors = there_and_back + heads * rows * walk.FP32, 5
-    if config.quantize is not None:  # Q, K and V in a byte, and their scales
-        saved = DTYPES[config.dtype].itemsize - 1
-        moved -= (elements - heads * config.value_dim * rows) * saved
+    if problem.quantize is not None:  # Q, K and V in a byte, and their scales
+        saved = DTYPES[problem.dtype].itemsize - 1
+        moved -= (elements - heads * problem.value_dim * rows) * saved
         moved += (heads + 2 * kv_heads) * rows * walk.FP32
         tensors += 3
-    if config.has_backward:
+    if problem.has_backward:
         moved, tensors = moved + there_and_back, tensors + 4
-    return moved * (fold - 1) // fold, tensors * config.ring_size * (fold - 1)
+    return moved * (fold - 1) // fold, tensors * configs[0].ring.size * (fold - 1)

@@ -48,7 +48,7 @@ def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
     there = (
         one
         for one in trials
-        if _comparable(one.config) and covers(one.environment, one.config.device)
+        if _comparable(one.config) and covers(one.environment, one.config.ring.device)
     )
     seen = list(islice(there, NEWEST))
     if len(seen) < LEAST:
@@ -73,15 +73,16 @@ def _comparable(config: TrialConfig) -> bool:
     """Tells whether a trial says something of rates: decoding and training have models of their
     own, the choices of ``auto`` are not known, and other backends, blocks and scores have other
     rates."""
-    known = "auto" not in (config.partition, config.transport)
-    usual = config.backend == "auto" and config.blocks is None and config.plain
-    return known and usual and config.new_tokens is None and config.model is None
+    strategy = config.strategy
+    known = "auto" not in (strategy.partition, strategy.transport)
+    usual = strategy.backend == "auto" and strategy.blocks is None and config.problem.plain
+    return known and usual and config.problem.new_tokens is None and config.training is None
 
 
 def _where(one: MeasuredTrial, on: Fleet) -> Fleet:
     """Returns the part of ``on`` on which a trial ran: as many nodes as its record has, by default
     as few as hold its ring."""
-    ring, hardware = one.config.ring_size, on.hardware
+    ring, hardware = one.config.ring.size, on.hardware
     least = 1 if on.shares_cores else -(-ring // hardware.ranks_per_node)
     nodes = (one.environment.get("ring") or {}).get("nodes", least)
     return replace(on, nodes=nodes, per_node=-(-ring // nodes))
@@ -120,8 +121,8 @@ def _parts(config: TrialConfig, on: Fleet) -> dict[Part, float]:
     whole = cost_model.predict(config, on)
     computing = whole.time_ms - whole.exposed_ms
     seconds["outer" if whole.outer_bytes else "inner"] = whole.exposed_ms / 1e3
-    if config.has_backward:
-        forward = cost_model.predict(replace(config, direction="forward"), on)
+    if config.problem.has_backward:
+        forward = cost_model.predict(config.changed(direction="forward"), on)
         back = max(0.0, computing - (forward.time_ms - forward.exposed_ms))
         seconds[_curve(config, on, "backward")] = back / 1e3
         computing -= back
@@ -131,7 +132,7 @@ def _parts(config: TrialConfig, on: Fleet) -> dict[Part, float]:
 
 
 def _curve(config: TrialConfig, on: Fleet, direction: Direction) -> Part:
-    used = rates.curves(on.hardware, config.dtype, config.head_dim, direction)[0]
+    used = rates.curves(on.hardware, config.problem.dtype, config.problem.head_dim, direction)[0]
     return used.dtype, used.head_dim, used.direction
 
 

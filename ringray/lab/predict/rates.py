@@ -152,8 +152,8 @@ def peak_of(on: Fleet, config: TrialConfig) -> float:
     """Returns FLOP/s of dense products of all ranks of a trial; of ranks that share cores, of as
     many as there are."""
     hardware = on.hardware
-    ranks = config.ring_size if hardware.cores is None else min(config.ring_size, hardware.cores)
-    return ranks * peak(hardware, config.dtype)
+    ranks = config.ring.size if hardware.cores is None else min(config.ring.size, hardware.cores)
+    return ranks * peak(hardware, config.problem.dtype)
 
 
 def peak(hardware: Hardware, dtype: str) -> float:

@@ -92,14 +92,15 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     messages of its rings, and ``memory`` and ``step``."""
     model, degrees, recipe = training.of_config(config)
     if on.shares_cores:
-        on = replace(on, per_node=min(on.per_node, config.ring_size))
+        on = replace(on, per_node=min(on.per_node, config.ring.size))
     ring = training.ring_config(config, degrees)
     there = around(on, degrees)
     both = cost_model.predict(ring, there)
-    forward = cost_model.predict(replace(ring, direction="forward"), there)
+    forward = cost_model.predict(ring.changed(direction="forward"), there)
     how = Training(
         recipe.seq_len, recipe.sequences, recipe.dtype, recipe.kept, recipe.mlp_rows,
-        recipe.loss_rows, recipe.scores, micro_batch=recipe.micro_batch, threads=config.threads,
+        recipe.loss_rows, recipe.scores, micro_batch=recipe.micro_batch,
+        threads=config.ring.threads,
     )  # fmt: skip
     how = replace(how, fused=not on.shares_cores, exchanged=exchanged(ring))
     time = step(model, degrees, how, on, forward, both)
@@ -128,8 +129,11 @@ def around(on: Fleet, degrees: Degrees) -> Fleet:
 
 def exchanged(ring: TrialConfig) -> bool:
     """Returns whether the ranks of a ring exchange heads for rows."""
-    transport = default_config(ring).transport
-    return transports.plan(transport, ring.ring_size, ring.heads, ring.kv_heads).fold > 1
+    transport = default_config(ring).strategy.transport
+    return (
+        transports.plan(transport, ring.ring.size, ring.problem.heads, ring.problem.kv_heads).fold
+        > 1
+    )
 
 
 def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float) -> RankMemory:

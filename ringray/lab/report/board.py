@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ringray.base import units
@@ -73,7 +73,7 @@ class Board:
         self.labels = words.names(configs, plan.spec.name)
         self.groups: list[BoardGroup] = []
         self._group_of: dict[str, BoardGroup] = {}
-        for same in groups(runnable, lambda trial: replace(trial.config, replica=0)):
+        for same in groups(runnable, lambda trial: trial.config.changed(replica=0)):
             group = BoardGroup(configs[same[0].key], [trial.key for trial in same])
             group.ended = {key: done[key] for key in group.keys if key in done}
             self.groups.append(group)
@@ -177,7 +177,7 @@ def _details(outcome: Outcome | TrialRow, trial: Trial) -> str:
         spread = f" ({texts['p20_ms'].replace('–', '-')})" if "p20_ms" in texts else ""
         parts.append(f"{texts['median_ms']} ms{spread}")
     if "baseline_ms" in texts:
-        parts.append(f"{trial.config.baseline} {texts['baseline_ms']} ms")
+        parts.append(f"{trial.config.measure.baseline} {texts['baseline_ms']} ms")
     if "ratio" in texts:
         parts.append(f"ratio {texts['ratio']}")
     if "hidden" in texts:

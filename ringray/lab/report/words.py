@@ -14,18 +14,19 @@ from ringray.base.units import ABSENT, digits, duration, mib, plural, ratio, sha
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.trial.metrics import Metric
 from ringray.lab.trial.outcome import STATUSES
+from ringray.traffic.mask import LIMITS
 from ringray_kernels.dtypes import DTYPES
 
 if TYPE_CHECKING:  # `ringray list` needs no plan, and starts fast
     from ringray.lab.plan.plan import Plan
     from ringray.lab.predict.hardware import Fleet, Hardware
 
+_OF_MASKS = sorted(LIMITS, key=lambda name: name == "documents")
 # Fields of the problem and of the strategy: trials of one problem may be compared.
 PROBLEM = (
     "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap", "sinks",
-    "alibi", "dropout_p", "dtype", "quantize", "causal", "window", "chunk", "prefix",
-    "global_tokens",
-    "documents", "direction", "new_tokens", "model",
+    "alibi", "dropout_p", "dtype", "quantize", "causal", *_OF_MASKS, "direction", "new_tokens",
+    "model",
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", "order", *PROBLEM, "backward", "backend", "blocks",
@@ -41,7 +42,6 @@ _PLAIN = ("partition", "transport", "seq_len", "dtype", "direction", "backend", 
 _SHORT_HEADS = {"ring_size": "ring", "kv_heads": "kv", "head_dim": "dim", "documents": "docs"}
 _SHORT_HEADS |= {"value_head_dim": "vdim", "global_tokens": "global"}
 _REASONS = 8  # lines of pruned points
-_OF_MASKS = ("window", "chunk", "prefix", "global_tokens", "documents")
 _FIRST = ("partition", "ring_size", "seq_len", "direction", "dtype")  # in a trial's name
 _SHORT = {
     **{name: dtype.short for name, dtype in DTYPES.items()},
@@ -228,9 +228,9 @@ def _divided(plan: Plan) -> list[str]:
     on, said = plan.on, dict[str, None]()
     for trial in plan.runnable if on.nodes > 1 else ():
         inner = trial.config.inner
-        groups = trial.config.ring_size // inner
+        groups = trial.config.ring.size // inner
         if inner > 1 and groups > on.nodes * (on.per_node // inner):
-            who = f"{trial.config.transport} on a ring of {trial.config.ring_size}"
+            who = f"{trial.config.strategy.transport} on a ring of {trial.config.ring.size}"
             said[f"warning: {who}: nodes of {on.per_node} ranks cannot hold all {groups} groups of "
                  f"{inner} ranks; some will lie on several"] = None  # fmt: skip
     return list(said)

@@ -215,7 +215,7 @@ class Rank:
         from ringray.lab.trial.config import TrialConfig
 
         config: TrialConfig = TrialConfig.from_dict(flat)
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.ring.threads)
         context = RankContext(self._rank, self._device, self._group, self._side)
         measure = importlib.import_module(KINDS[kind].module).run
         watch = Watch(self._gpu)

@@ -29,7 +29,7 @@ from ringray.lab.ring.calls import BESIDE, RankCalls, Where
 from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
 from ringray.lab.ring.order import Seat, check, ordered, zones_of
 from ringray.lab.trial import training
-from ringray.lab.trial.config import CHOICES, TrialConfig, resolved
+from ringray.lab.trial.config import TrialConfig, resolved
 from ringray.lab.trial.measurement import RankReport
 from ringray.tuning.table import Place
 
@@ -179,7 +179,7 @@ class ActorRing:
             settled, source = resolved(config, self.place)
         if settled == config:
             return config, {}
-        return settled, {**{name: getattr(settled, name) for name in CHOICES}, "source": source}
+        return settled, {**vars(settled.strategy), "source": source}
 
     def close(self) -> None:
         """Kills all actors and gives the placement group back; raises nothing if Ray is gone."""

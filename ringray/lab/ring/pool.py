@@ -65,16 +65,16 @@ class RingPool:
         self._stop_timer()
         if not self.suits(config):
             self._release("other-needs")
-        size, ring, placement = config.ring_size, self._ring, self.placement(config)
+        size, ring, placement = config.ring.size, self._ring, self.placement(config)
         if ring is None:
-            alike = (c.ring_size for c in ahead if self.placement(c) == placement)
+            alike = (c.ring.size for c in ahead if self.placement(c) == placement)
             sizes = () if self._exact(config) else alike
             ring = self._ring = self._started(config, placement, max((size, *sizes)))
         _check_toolchain(ring, config)
         if self._stop.is_set():  # close() may have run before the ring existed
             self._release("stopped")
             raise StoppedError
-        return ring, ring.form(size, config.order, config.inner, config.seed)
+        return ring, ring.form(size, config.ring.order, config.inner, config.measure.seed)
 
     def _started(self, config: TrialConfig, placement: Placement, capacity: int) -> ActorRing:
         limits = self._spec.limits
@@ -119,15 +119,16 @@ class RingPool:
     def placement(self, config: TrialConfig) -> Placement:
         """Returns the needs of the trial's ring."""
         # With a budget a rank counts its tensors itself.
-        limit = self._spec.limits.rank_memory if config.budget is None else None
+        counted = config.training and config.training.budget
+        limit = None if counted else self._spec.limits.rank_memory
         found = replace(self._cluster.placement(config), memory=limit)
         if self._machines is None:
             return found
-        return self._machines.placement(found, config.ring_size, self._quarantine.nodes)
+        return self._machines.placement(found, config.ring.size, self._quarantine.nodes)
 
     def suits(self, config: TrialConfig) -> bool:
         """Returns whether there is a ring that the trial can take as it is, or re-formed."""
-        ring, size = self._ring, config.ring_size
+        ring, size = self._ring, config.ring.size
         if ring is None or ring.placement != self.placement(config):
             return False
         if self._machines is not None and set(ring.nodes) & set(self._quarantine.nodes):
@@ -168,7 +169,7 @@ class RingPool:
 
 
 def _check_toolchain(ring: ActorRing, config: TrialConfig) -> None:
-    backend = on_device(config.backend, ring.placement.device)
+    backend = on_device(config.strategy.backend, ring.placement.device)
     for rank in ring.ranks if BLOCKS[backend] == "tiles" else ():  # kernels that Triton compiles
         if rank.lacks:
             raise PlaceError(f"backend {backend} cannot start on {rank.address}: {rank.lacks}")

@@ -7,102 +7,58 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.traffic import geometry
-from ringray.traffic.mask import Mask, document_boundaries
+from ringray.traffic.mask import Mask, MaskFields, document_boundaries
+from ringray.transport import Exchange
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
+from ringray.tuning.lookup import Strategy
 from ringray_kernels.backends import on_device
 from ringray_kernels.config import Blocks, Kernel, Problem
 from ringray_kernels.dtypes import DTYPES
 
 
-@dataclass(frozen=True)
-class TrialConfig:
-    """One point as flat fields. Lengths are tokens."""
+@dataclass(frozen=True, kw_only=True)
+class TrialRing:
+    """The ranks of a ring and their place."""
 
-    ring_size: int
-    threads: int
-    dtype: str
-    seq_len: int
-    batch: int
+    size: int = field(metadata={"flat": "ring_size"})
+    device: str  #: cpu, cuda or auto
+    placement: str  #: on nodes, by Ray
+    threads: int  #: of a rank, on CPUs
+    order: str = "topology"  #: of the ranks along the ring
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialProblem(MaskFields[int | tuple[int, ...] | None]):
+    """The attention to compute: its mask, with ``documents`` as a number of them or their lengths,
+    its sizes and its scores. Of a training that of a layer."""
+
+    batch: int  #: sequences, of a training those of a step
     heads: int
     kv_heads: int
     head_dim: int
-    causal: bool
-    window: int | tuple[int | None, int | None] | None
-    documents: int | tuple[int, ...] | None
-    direction: str
-    transport: str
-    backward: str
-    backend: str
-    blocks: int | str | None
-    partition: str
-    device: str
-    placement: str
-    warmup: int
-    repeats: int
-    seed: int
-    baseline: str | None
-    baseline_threads: int | None
-    replica: int
-    chunk: int | None = None
-    prefix: int | None = None
-    new_tokens: int | None = None
-    value_head_dim: int | None = None
+    value_head_dim: int | None = None  #: None: ``head_dim``
     softcap: float | None = None
     sinks: bool = False
-    global_tokens: int | None = None
     alibi: bool = False
     dropout_p: float | None = None
+    dtype: str
     quantize: str | None = None
-    model: str | None = None  # of a training, and its sizes beside heads and head dims
-    layers: int | None = None
-    hidden: int | None = None
-    intermediate: int | None = None
-    vocab: int | None = None
-    dp: int | None = None
-    tp: int | None = None
-    pp: int | None = None
-    rope_theta: float | None = None
-    micro_batch: int | None = None
-    scores: str | None = None
-    mlp_rows: int | None = None
-    kept: str | None = None
-    learning_rate: float | None = None
-    corpus: tuple[str, ...] | None = None
-    tokenizer: str | None = None
-    checkpoints: str | None = None
-    save_every: int | None = None
-    task: str | None = None  # that a training is examined in, instead of a corpus
-    examined: tuple[int, ...] | None = None  # lengths
-    budget: int | None = None  # bytes of a CPU rank's tensors, beyond which a training has failed
-    order: str = "topology"  # of the ranks
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
-        have are left out where they have their default, so that digests stay."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, default in _DEFAULTS
-            if (value := getattr(self, name)) != default
-        }
-
-    @classmethod
-    def from_dict(cls, flat: dict[str, Any]) -> TrialConfig:
-        """Returns the inverse of ``as_dict``."""
-        tuples = {name: tuple(value) for name, value in flat.items() if isinstance(value, list)}
-        return cls(**{**flat, **tuples})
+    direction: str  #: forward or forward+backward
+    new_tokens: int | None = None  #: of a step of decoding, the last of ``seq_len``
 
     @cached_property
     def mask(self) -> Mask:
-        """The mask of the problem; ValueError for an invalid one."""
+        """The mask; ValueError for an invalid one."""
         values = {item.name: getattr(self, item.name) for item in fields(Mask)}
         return Mask(**values | {"documents": _boundaries(self.seq_len, self.documents)})
 
@@ -116,46 +72,11 @@ class TrialConfig:
         before = replace(self.mask, seq_len=self.seq_len - self.new_tokens)
         return every - geometry.total_visible(before)
 
-    @cached_property
-    def cut(self) -> Blocks | int | None:
-        """``blocks`` as the op takes them; the field holds the text of a spec."""
-        return Blocks.parse(self.blocks) if isinstance(self.blocks, str) else self.blocks
-
-    @cached_property
-    def padded(self) -> int:
-        """Length that the ranks share, padding included, in tokens."""
-        return partitions.padded_length(self.partition, self.seq_len, self.ring_size)
-
-    @property
-    def inner(self) -> int:
-        """Ranks that follow each other and belong on one node: those of TP, and of an inner group
-        of the transport."""
-        tp = self.tp or 1
-        ring = self.ring_size // (tp * (self.dp or 1) * (self.pp or 1))
-        with suppress(ValueError):  # it is left open
-            heads, kv_heads = self.heads // tp, self.kv_heads // tp
-            return tp * transports.plan(self.transport, ring, heads, kv_heads).inner
-        return tp
-
-    def kernel_problem(self, kernel: Kernel) -> Problem:
+    def of_kernel(self, kernel: Kernel) -> Problem:
         """Returns the problem that the blocks of a kernel must fit."""
         group, itemsize = self.heads // self.kv_heads, DTYPES[self.dtype].itemsize
         itemsize = 1 if self.quantize else itemsize
         return Problem(kernel, self.head_dim, itemsize, group, True, self.value_dim, self.rescored)
-
-    def buckets(self, device: str) -> tuned.Buckets:
-        """Returns the buckets of tuned choices of this point on ``device`` (cpu, cuda)."""
-        return tuned.buckets(
-            self.mask,
-            ring_size=self.ring_size,
-            threads=self.threads if device == "cpu" else 0,
-            dtype=self.dtype,
-            batch=self.batch,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            backward=self.has_backward,
-        )
 
     @property
     def value_dim(self) -> int:
@@ -178,12 +99,168 @@ class TrialConfig:
         return self.direction == "forward+backward"
 
 
-FIELDS = tuple(field.name for field in fields(TrialConfig))
+@dataclass(frozen=True)
+class TrialMeasure:
+    """The measurement of a point."""
+
+    warmup: int  #: runs before the first measured one
+    repeats: int  #: measured runs, the steps of a training
+    seed: int  #: of the inputs
+    baseline: str | None
+    baseline_threads: int | None  #: None for a baseline on the ring
+    replica: int  #: number of this trial among those of one point
+
+
+@dataclass(frozen=True)
+class TrialTraining:
+    """The training of a decoder; heads and head dim are those of the problem. None in a field: the
+    model's, or what its kind does not have."""
+
+    model: str | None = None  #: name of its sizes
+    layers: int | None = None
+    hidden: int | None = None
+    intermediate: int | None = None
+    vocab: int | None = None
+    dp: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    rope_theta: float | None = None
+    micro_batch: int | None = None  #: sequences of a replica at once
+    scores: str | None = None
+    mlp_rows: int | None = None
+    kept: str | None = None  #: tensors that a layer keeps for its backward pass
+    learning_rate: float | None = None
+    corpus: tuple[str, ...] | None = None  #: paths
+    tokenizer: str | None = None
+    checkpoints: str | None = None  #: their folder
+    save_every: int | None = None
+    task: str | None = None  #: that it is examined in, instead of a corpus
+    examined: tuple[int, ...] | None = None  #: lengths
+    budget: int | None = None  #: bytes of a CPU rank's tensors, beyond which it has failed
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """One point, in the sections of a spec; stored flat. Lengths are tokens."""
+
+    problem: TrialProblem
+    training: TrialTraining | None  #: None in kinds that train nothing
+    ring: TrialRing
+    strategy: Strategy  #: blocks as in a spec, and no source
+    measure: TrialMeasure
+
+    def flat(self) -> dict[str, Any]:
+        """Returns the fields of all sections by their flat names."""
+        return {
+            name: getattr(getattr(self, section), own_name, None)
+            for name, (section, own_name) in _PLACES.items()
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the fields for JSON: tuples are lists, and fields that earlier versions did not
+        have are left out where they have their default, so that digests stay."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in self.flat().items()
+            if name in _FIRST or value != LATER[name]
+        }
+
+    @classmethod
+    def from_dict(cls, flat: Mapping[str, Any]) -> TrialConfig:
+        """Returns the inverse of ``as_dict``, and of ``flat``."""
+        parts = _parts(flat)
+        if set(parts.get("training", {}).values()) <= {None}:
+            parts["training"] = {}
+        made: dict[str, Any] = {name: kind(**parts[name]) for name, kind in _SECTIONS.items()}
+        return cls(**made | ({} if parts["training"] else {"training": None}))
+
+    def changed(self, **flat: Any) -> TrialConfig:
+        """Returns a config with other values of the fields with these flat names."""
+        parts = _parts(flat)
+        changes = {name: replace(getattr(self, name), **part) for name, part in parts.items()}
+        return replace(self, **changes)
+
+    @cached_property
+    def cut(self) -> Blocks | int | None:
+        """``blocks`` as the op takes them; the field holds the text of a spec."""
+        blocks = self.strategy.blocks
+        return Blocks.parse(blocks) if isinstance(blocks, str) else blocks
+
+    @cached_property
+    def padded(self) -> int:
+        """Length that the ranks share, padding included, in tokens."""
+        seq_len, ranks = self.problem.seq_len, self.ring.size
+        return partitions.padded_length(self.strategy.partition, seq_len, ranks)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """The exchange of the transport; ValueError if it does not fit ring and heads."""
+        heads, kv_heads = self.problem.heads, self.problem.kv_heads
+        return transports.plan(self.strategy.transport, self.ring.size, heads, kv_heads)
+
+    @property
+    def inner(self) -> int:
+        """Ranks that follow each other and belong on one node: those of TP, and of an inner group
+        of the transport."""
+        tp, others = 1, 1
+        if train := self.training:
+            tp, others = train.tp or 1, (train.dp or 1) * (train.pp or 1)
+        ring = self.ring.size // (tp * others)
+        with suppress(ValueError):  # it is left open
+            heads, kv_heads = self.problem.heads // tp, self.problem.kv_heads // tp
+            return tp * transports.plan(self.strategy.transport, ring, heads, kv_heads).inner
+        return tp
+
+    def buckets(self, device: str) -> tuned.Buckets:
+        """Returns the buckets of tuned choices of this point on ``device`` (cpu, cuda)."""
+        problem = self.problem
+        return tuned.buckets(
+            problem.mask,
+            ring_size=self.ring.size,
+            threads=self.ring.threads if device == "cpu" else 0,
+            dtype=problem.dtype,
+            batch=problem.batch,
+            heads=problem.heads,
+            kv_heads=problem.kv_heads,
+            head_dim=problem.head_dim,
+            backward=problem.has_backward,
+        )
+
+
+_SECTIONS: dict[str, type] = {
+    "problem": TrialProblem,
+    "training": TrialTraining,
+    "ring": TrialRing,
+    "strategy": Strategy,
+    "measure": TrialMeasure,
+}
+# The order of flat fields, as they are stored. Those of ``_FIRST`` always are; the others came
+# later, the last of them in the order of their sections.
+_FIRST = (
+    "ring_size", "threads", "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "causal",
+    "window", "documents", "direction", "transport", "backward", "backend", "blocks", "partition",
+    "device", "placement", "warmup", "repeats", "seed", "baseline", "baseline_threads", "replica",
+)  # fmt: skip
+_NEXT = ("chunk", "prefix", "new_tokens", "value_head_dim", "softcap", "sinks", "global_tokens")
+_FIELDS = {
+    str(item.metadata.get("flat", item.name)): (section, item)
+    for section, made_of in _SECTIONS.items()
+    for item in fields(made_of)
+    if item.name != "source"
+}
+FIELDS = tuple(dict.fromkeys((*_FIRST, *_NEXT, *_FIELDS)))
+_PLACES = {name: (_FIELDS[name][0], _FIELDS[name][1].name) for name in FIELDS}
 # Fields that earlier versions did not have, and their defaults.
-LATER = {field.name: field.default for field in fields(TrialConfig) if field.default is not MISSING}
-_DEFAULTS = tuple((field.name, field.default) for field in fields(TrialConfig))
-# Fields that a table of tuned choices settles.
-CHOICES = ("partition", "transport", "backward", "backend", "blocks")
+LATER = {name: _FIELDS[name][1].default for name in FIELDS if name not in _FIRST}
+
+
+def _parts(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Sorts flat fields into their sections; lists become tuples."""
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        section, own_name = _PLACES[name]
+        parts.setdefault(section, {})[own_name] = tuple(value) if isinstance(value, list) else value
+    return parts
 
 
 def shuffled(size: int, seed: int) -> tuple[int, ...]:
@@ -200,24 +277,22 @@ def _boundaries(seq_len: int, documents: int | tuple[int, ...] | None) -> tuple[
 
 def resolved(config: TrialConfig, place: tuned.Place) -> tuple[TrialConfig, str]:
     """Returns a config with every choice made, and their source ("" if none was open)."""
-    if "auto" not in (config.partition, config.transport) and config.blocks is not None:
+    asked = config.strategy
+    if "auto" not in (asked.partition, asked.transport) and asked.blocks is not None:
         return config, ""
     wanted = config.buckets(place.device)
-    backend = on_device(config.backend, place.device)
-    asked = {name: getattr(config, name) for name in CHOICES}
-    found = lookup.strategy(
-        wanted, place, **asked | {"backend": backend}, backend_open=config.backend == "auto"
-    )
-    chosen = {name: getattr(found, name) for name in CHOICES}
-    if not config.plain or found.backend == backend:
-        chosen["backend"] = config.backend
-    if not config.plain:
-        chosen["blocks"] = config.blocks
-    return replace(config, **chosen), found.source
+    backend = on_device(asked.backend, place.device)
+    names = {**vars(asked), "backend": backend}
+    del names["source"]
+    chosen = lookup.strategy(wanted, place, **names, backend_open=asked.backend == "auto")
+    if not config.problem.plain or chosen.backend == backend:
+        chosen = replace(chosen, backend=asked.backend)
+    if not config.problem.plain:
+        chosen = replace(chosen, blocks=asked.blocks)
+    return replace(config, strategy=replace(chosen, source="")), chosen.source
 
 
 def default_config(config: TrialConfig) -> TrialConfig:
     """Returns a config with the defaults in place of ``auto``, for predictions without hardware."""
-    names = [name for name in ("partition", "transport") if getattr(config, name) == "auto"]
-    chosen: dict[str, Any] = {name: tuned.DEFAULTS[name] for name in names}
-    return replace(config, **chosen) if chosen else config
+    names = [name for name in ("partition", "transport") if vars(config.strategy)[name] == "auto"]
+    return config.changed(**{name: tuned.DEFAULTS[name] for name in names})

@@ -80,7 +80,7 @@ def summarise(
         now, then = len(samples["ms"]), len(before.samples["ms"])
         samples = {name: [*before.samples[name], *more] for name, more in samples.items()}
         metrics |= _over_visits(metrics, now, before.metrics, then)
-    if samples and (before is not None or len(samples["ms"]) != config.repeats):
+    if samples and (before is not None or len(samples["ms"]) != config.measure.repeats):
         metrics["repeats"] = len(samples["ms"])
     metrics |= _from_samples(config, flops, samples)
     if peak is not None and "tflops" in metrics:
@@ -138,8 +138,10 @@ def _from_samples(
         "p20_ms": p20_ms,
         "p80_ms": p80_ms,
         "tflops": flops / seconds / 1e12,
-        "tflops_per_rank": flops / seconds / 1e12 / config.ring_size,
-        "tokens_per_s": config.batch * (config.new_tokens or config.seq_len) / seconds,
+        "tflops_per_rank": flops / seconds / 1e12 / config.ring.size,
+        "tokens_per_s": config.problem.batch
+        * (config.problem.new_tokens or config.problem.seq_len)
+        / seconds,
     } | {
         metric.name: statistics.median(samples[metric.median_of])
         for metric in METRICS.values()

@@ -18,24 +18,26 @@ def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
     Raises:
         ValueError: the ranks are no multiple of those of dp, tp and pp.
     """
-    sizes = {one.name for one in fields(Model)} & {one.name for one in fields(config)}
-    model = named(config.model, {name: getattr(config, name) for name in sizes})
-    others = Degrees(config.dp or 1, 1, config.tp or 1, config.pp or 1)
-    ring, left = divmod(config.ring_size, others.ranks)
+    measure, training = config.measure, config.training
+    assert training is not None
+    flat = config.flat()
+    sizes = {item.name for item in fields(Model)} & flat.keys()
+    model = named(flat["model"], {name: flat[name] for name in sizes})
+    others = Degrees(training.dp or 1, 1, training.tp or 1, training.pp or 1)
+    ring, left = divmod(config.ring.size, others.ranks)
     if left:
         raise ValueError(
-            f"size: got {config.ring_size} ranks, expected a multiple of dp x tp x pp = "
+            f"size: got {config.ring.size} ranks, expected a multiple of dp x tp x pp = "
             f"{others.ranks}"
         )
     given: dict[str, Any] = {
-        name: getattr(config, name)
-        for name in ("seq_len", "dtype", "scores", "mlp_rows", "kept", "partition",
-                     "transport", "learning_rate", "rope_theta",
-                     "micro_batch")
+        name: flat[name]
+        for name in ("seq_len", "dtype", "scores", "mlp_rows", "kept", "partition", "transport",
+                     "learning_rate", "rope_theta", "micro_batch")
     }  # fmt: skip
     recipe = Recipe(
-        sequences=config.batch, steps=config.repeats, warmup=max(1, config.repeats // 10),
-        documents=config.corpus is not None, seed=config.seed + config.replica, **given,
+        sequences=config.problem.batch, steps=measure.repeats, warmup=max(1, measure.repeats // 10),
+        documents=training.corpus is not None, seed=measure.seed + measure.replica, **given,
     )  # fmt: skip
     return model, replace(others, cp=ring), recipe
 
@@ -43,26 +45,31 @@ def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
 def settled(config: TrialConfig, place: Place) -> tuple[TrialConfig, str]:
     """Returns a config with partition and transport chosen for its rings, and the source of the
     choice ("" if both were given)."""
-    if "auto" not in (config.partition, config.transport):
+    if "auto" not in (config.strategy.partition, config.strategy.transport):
         return config, ""
-    found, source = resolved(ring_config(config, of_config(config)[1]), place)
-    return replace(config, partition=found.partition, transport=found.transport), source
+    ring, source = resolved(ring_config(config, of_config(config)[1]), place)
+    partition, transport = ring.strategy.partition, ring.strategy.transport
+    return config.changed(partition=partition, transport=transport), source
 
 
 def examination(config: TrialConfig) -> float:
     """Returns the steps whose FLOPs the examination of a task takes; 0 without one."""
-    if config.task is None:
+    training = config.training
+    if training is None or training.task is None:
         return 0.0
     model, _, recipe = of_config(config)
-    flops = sum(map(model.forward_flops, config.examined or [recipe.seq_len]))
+    flops = sum(map(model.forward_flops, training.examined or [recipe.seq_len]))
     step = 3 * recipe.sequences * model.forward_flops(recipe.seq_len)
-    return TASKS[config.task].passes * flops / step
+    return TASKS[training.task].passes * flops / step
 
 
 def ring_config(config: TrialConfig, degrees: Degrees) -> TrialConfig:
     """Returns the attention of one layer and micro-batch on one of its rings."""
-    return replace(
-        config, ring_size=degrees.cp, batch=config.micro_batch or 1,
-        heads=config.heads // degrees.tp, kv_heads=config.kv_heads // degrees.tp,
-        direction="forward+backward", model=None,
+    training, problem = config.training, config.problem
+    assert training is not None
+    ring = config.changed(
+        ring_size=degrees.cp, order="topology", batch=training.micro_batch or 1,
+        heads=problem.heads // degrees.tp, kv_heads=problem.kv_heads // degrees.tp,
+        direction="forward+backward",
     )  # fmt: skip
+    return replace(ring, training=None)

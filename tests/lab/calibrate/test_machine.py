@@ -81,7 +81,7 @@ def busy(entry: Hardware, configs: list[TrialConfig]) -> list[float]:
 
 def test_rings_tell_what_steps_messages_and_bytes_take() -> None:
     configs = machine._rings(TINY, 4)
-    assert len({one.transport for one in configs}) > 3
+    assert len({one.strategy.transport for one in configs}) > 3
     made_of = {"step": 3e-4, "message": 1e-4, "copying": 2e-9}
     entry = hardware.entry(fields() | made_of, "made")
     found = machine._handling(fields(), configs, np.array(busy(entry, configs)))

@@ -31,10 +31,10 @@ def test_answer_json_and_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert text in printed
     built = plan.build(spec.load(asked), processes=2)
     (config, *_) = [trial.config for trial in built.runnable]
-    assert config.ring_size == first["degrees"]["cp"]
-    assert config.seq_len == 256 << 10
-    assert config.transport == first["transport"]
-    assert config.heads * first["degrees"]["tp"] == 32
+    assert config.ring.size == first["degrees"]["cp"]
+    assert config.problem.seq_len == 256 << 10
+    assert config.strategy.transport == first["transport"]
+    assert config.problem.heads * first["degrees"]["tp"] == 32
 
 
 def test_max_context(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,6 +140,8 @@ def test_the_spec_is_predicted_as_the_proposal(tmp_path: Path) -> None:
     best = json.loads(answer.read_text())["proposals"][0]
     made = plan.build(spec.load(written))
     assert str(made.on) == "h100:4x4"
-    (cost,) = [one.predicted for one in made.trials if one.config.has_backward and one.predicted]
+    (cost,) = [
+        one.predicted for one in made.trials if one.config.problem.has_backward and one.predicted
+    ]
     ms = 1e3 * (best["parts_s"]["attention"] + best["parts_s"]["ring"]) / 32
     assert cost.time_ms == pytest.approx(ms, rel=1e-6)

@@ -62,7 +62,7 @@ class Simulation:
         future = min(running, key=lambda one: self.under_way[one][0])
         self.now, work = self.under_way.pop(future)
         measured = {"median_ms": self.seconds(work) * 1e3}
-        count = float(work.config.repeats)
+        count = float(work.config.measure.repeats)
         future.set_result(Outcome("ok", None, measured, {"ms": [1.0] * int(count)}))
         return {future}, None
 
@@ -81,8 +81,8 @@ class Simulation:
         if plan.spec.search.method == "grid":
             assert len(self.log) == len(plan.trials), "nothing is lost or measured twice"
         for begin, end, one, ring in self.log:
-            beside = [c.ring_size for b, e, c, r in self.log if b < end and begin < e and r != ring]
-            assert one.ring_size + max(beside, default=0) <= 8
+            beside = [c.ring.size for b, e, c, r in self.log if b < end and begin < e and r != ring]
+            assert one.ring.size + max(beside, default=0) <= 8
 
 
 class Pool:
@@ -95,7 +95,7 @@ class Pool:
         return Placement("cuda", "PACK", (("CPU", 1.0), ("GPU", 1.0)))
 
     def suits(self, config: Any) -> bool:
-        return self.size == config.ring_size
+        return self.size == config.ring.size
 
     def take(self, config: Any) -> None:
         if self.suits(config):
@@ -105,8 +105,8 @@ class Pool:
         free = [
             node["NodeID"] for node in NODES if node["NodeID"] not in machines.closed(placement)
         ]
-        assert len(free) >= config.ring_size, "it was begun without room"
-        self.size = config.ring_size
+        assert len(free) >= config.ring.size, "it was begun without room"
+        self.size = config.ring.size
         assert machines.take(self, placement, free[: self.size])
 
     def rest(self) -> None:
@@ -127,10 +127,10 @@ def test_nodes_are_used_by_rings_of_several_sizes(monkeypatch: pytest.MonkeyPatc
 
         simulated = Simulation(seconds)
         simulated.run(MIXED, monkeypatch)
-        used = sum((end - begin) * one.ring_size for begin, end, one, _ in simulated.log)
+        used = sum((end - begin) * one.ring.size for begin, end, one, _ in simulated.log)
         longest = max(end for _, end, _, _ in simulated.log)
         assert used / (8 * longest) >= 0.85, seed
-        sizes = [one.ring_size for _, _, one, _ in simulated.log]
+        sizes = [one.ring.size for _, _, one, _ in simulated.log]
         assert sizes[:3] == [8] * 3, "what needs most nodes waits for none"
 
 
@@ -141,14 +141,14 @@ def test_rings_that_fit_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_points_that_are_compared_have_one_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated = Simulation(lambda work: float(len(work.trial.config.partition)))
+    simulated = Simulation(lambda work: float(len(work.trial.config.strategy.partition)))
     text = MIXED.replace("[2, 4, 8]", "[2, 4]") + "search: {method: halving}\n"
     simulated.run(text, monkeypatch)
-    for size, seq_len in {(c.ring_size, c.seq_len) for _, _, c, _ in simulated.log}:
+    for size, seq_len in {(c.ring.size, c.problem.seq_len) for _, _, c, _ in simulated.log}:
         some = sorted(
             (begin, end, id(pool))
             for begin, end, config, pool in simulated.log
-            if (config.ring_size, config.seq_len) == (size, seq_len)
+            if (config.ring.size, config.problem.seq_len) == (size, seq_len)
         )
         assert len({pool for *_, pool in some}) == 1
         assert all(a[1] <= b[0] for a, b in pairwise(some))
@@ -174,7 +174,7 @@ def test_idle_rings_give_their_nodes_to_one_that_waits(grows: bool, size: int) -
         "grid",
     )
     for ring in (placed, waiting):
-        trial = next(one for one in plan.trials if one.config.ring_size == size)
+        trial = next(one for one in plan.trials if one.config.ring.size == size)
         work: Any = SimpleNamespace(trial=trial)
         taken: Any = ring
         dispatcher._running[Future()] = work, taken

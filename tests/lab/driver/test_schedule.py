@@ -45,17 +45,19 @@ class Machine:
 
     def cost(self, config: TrialConfig) -> float:
         names = ("zigzag", "contiguous", "striped", "zigzag-token")
-        return 10 + 3 * names.index(config.partition) + len(config.transport)
+        return 10 + 3 * names.index(config.strategy.partition) + len(config.strategy.transport)
 
     def outcome(self, work: Work) -> Outcome:
         self.worked.append(work)
         config = work.trial.config
-        if self.broken and config.transport.startswith(self.broken):
+        if self.broken and config.strategy.transport.startswith(self.broken):
             return Outcome("failed", "broken")
-        assert work.config.repeats >= 1
+        assert work.config.measure.repeats >= 1
         before = list(work.before.samples["ms"]) if work.before else []
         cost = self.cost(config)
-        ms = before + [cost * (1 + self.draw.gauss(0, 0.01)) for _ in range(work.config.repeats)]
+        ms = before + [
+            cost * (1 + self.draw.gauss(0, 0.01)) for _ in range(work.config.measure.repeats)
+        ]
         assert len(ms) == work.repeats
         metrics = {"median_ms": sorted(ms)[len(ms) // 2], "peak_memory_bytes": 1e9 / cost}
         return Outcome("ok", None, metrics, {"ms": ms})
@@ -75,12 +77,12 @@ def as_rows(done: dict[str, Outcome]) -> dict[str, TrialRow]:
 def test_each_problem_on_each_ring_is_searched_by_itself() -> None:
     made = build("{method: grid}")
     groups = studies(made.runnable)
-    assert [group[0].config.ring_size for group in groups] == [2, 4]
-    transports = {trial.config.transport for trial in groups[1]}
+    assert [group[0].config.ring.size for group in groups] == [2, 4]
+    transports = {trial.config.strategy.transport for trial in groups[1]}
     assert {"ring", "bidirectional", "allgather", "ulysses", "hybrid:2", "double-ring:2"} == (
         transports
     )
-    assert "hybrid:2" not in {trial.config.transport for trial in groups[0]}
+    assert "hybrid:2" not in {trial.config.strategy.transport for trial in groups[0]}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -90,9 +92,9 @@ def test_threads_are_searched(method: str) -> None:
     schedule = Schedule(made, {}, {})
     machine.run(schedule)
     (found,) = schedule.found()
-    assert {trial.config.threads for trial in found.trials} == {1, 2, 4}
+    assert {trial.config.ring.threads for trial in found.trials} == {1, 2, 4}
     if method == "grid":  # on a cluster a change starts other actors
-        order = [work.trial.config.threads for work in machine.worked]
+        order = [work.trial.config.ring.threads for work in machine.worked]
         assert order == sorted(order)
 
 
@@ -101,7 +103,7 @@ def test_where_nothing_is_tuned_threads_are_part_of_the_problem() -> None:
     made = plan.build(
         spec.parse((HEAD + threads).replace("strategy-tune", "latency") + "search: {}\n", "s.yaml")
     )
-    assert [group[0].config.threads for group in studies(made.runnable)] == [1, 2]
+    assert [group[0].config.ring.threads for group in studies(made.runnable)] == [1, 2]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -156,7 +158,7 @@ def test_what_the_store_holds_is_not_measured_again(method: str) -> None:
 def test_a_search_that_failed_somewhere_is_taken_up_there_alone() -> None:
     made = build("{method: grid}")
     done = Machine().run(Schedule(made, {}, {}))
-    (lost,) = [t.key for t in made.runnable if t.config.ring_size == 4][:1]
+    (lost,) = [t.key for t in made.runnable if t.config.ring.size == 4][:1]
     del done[lost]
     again, machine = Schedule(made, {}, as_rows(done), set()), Machine()
     machine.run(again)
@@ -190,14 +192,14 @@ def test_points_that_fail_cost_nothing_but_themselves(method: str) -> None:
     machine.run(schedule)
     for study in schedule.found():
         best = next(trial for trial in study.trials if trial.key == study.best)
-        assert best.config.transport != "ring"
+        assert best.config.strategy.transport != "ring"
 
 
 def test_points_that_the_cluster_refuses_are_not_asked_for() -> None:
     made, machine = build("{method: grid}"), Machine()
-    refused = {t.key: "no" for t in made.runnable if t.config.ring_size == 4}
+    refused = {t.key: "no" for t in made.runnable if t.config.ring.size == 4}
     machine.run(Schedule(made, refused, {}))
-    assert {work.trial.config.ring_size for work in machine.worked} == {2}
+    assert {work.trial.config.ring.size for work in machine.worked} == {2}
 
 
 def test_a_lucky_replica_does_not_decide() -> None:
@@ -208,12 +210,19 @@ def test_a_lucky_replica_does_not_decide() -> None:
     schedule = Schedule(made, {}, {})
     while (work := schedule.next()) is not None:
         config = work.trial.config
-        lucky = 9.0 if config.replica == 2 else 30.0
-        ms = 10.0 + (7 * config.replica) % 5 if config.partition == "zigzag" else lucky
+        lucky = 9.0 if config.measure.replica == 2 else 30.0
+        ms = (
+            10.0 + (7 * config.measure.replica) % 5
+            if config.strategy.partition == "zigzag"
+            else lucky
+        )
         schedule.tell(work, Outcome("ok", None, {"median_ms": ms}, {"ms": [ms]}))
     (found,) = schedule.found()
     best = next(trial for trial in found.trials if trial.key == found.best)
-    assert (best.config.partition, best.config.replica) == ("zigzag", 1)  # its middle one, 12 ms
+    assert (best.config.strategy.partition, best.config.measure.replica) == (
+        "zigzag",
+        1,
+    )  # its middle one, 12 ms
     assert found.runs == 10
 
 
@@ -319,8 +328,8 @@ def test_a_tuning_measures_the_default(method: str) -> None:
     schedule = Schedule(made, {}, {})
     done = machine.run(schedule)
     for study in schedule.found():
-        (default,) = [t for t in study.trials if t.config.partition == "zigzag"]
-        assert default.config.transport == "ring"
+        (default,) = [t for t in study.trials if t.config.strategy.partition == "zigzag"]
+        assert default.config.strategy.transport == "ring"
         assert len(done[default.key].samples["ms"]) == 9
         assert study.default == study.best == default.key
         assert not study.better
@@ -335,7 +344,7 @@ def test_the_default_is_a_part_of_the_budget(method: str) -> None:
         assert study.default is not None
         assert len(done[study.default].samples["ms"]) >= 5  # half of the repeats
         spent = sum(
-            work.config.repeats + 1 for work in machine.worked if work.trial in study.trials
+            work.config.measure.repeats + 1 for work in machine.worked if work.trial in study.trials
         )
         assert method == "grid" or spent <= max(0.25 * 10 * len(study.trials), 4 * 10)
 
@@ -343,7 +352,11 @@ def test_the_default_is_a_part_of_the_budget(method: str) -> None:
 def test_only_a_lead_beyond_the_spread_beats_the_default() -> None:
     made = build("{method: grid}", BODY.replace("[2, 4]", "2"))
     default, *others = sorted(
-        made.runnable, key=lambda t: (t.config.partition != "zigzag", t.config.transport != "ring")
+        made.runnable,
+        key=lambda t: (
+            t.config.strategy.partition != "zigzag",
+            t.config.strategy.transport != "ring",
+        ),
     )
 
     def outcome(times: list[float]) -> Outcome:

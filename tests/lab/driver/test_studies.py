@@ -68,19 +68,21 @@ def rows(made: plan.Plan, ms: Callable[[Trial], float | None]) -> list[TrialRow]
 
 def order(trial: Trial) -> int:
     """Another best for each length, among the cuts of each kernel."""
-    return (trial.index * 7919 + trial.config.seq_len) % 10007
+    return (trial.index * 7919 + trial.config.problem.seq_len) % 10007
 
 
 def test_of_problems_that_share_a_bucket_the_largest_has_it(tmp_path: Path) -> None:
     made = built()
-    kept = result.entries(made, rows(made, lambda t: 1.0 + order(t) + t.config.seq_len))
+    kept = result.entries(made, rows(made, lambda t: 1.0 + order(t) + t.config.problem.seq_len))
     (entry,) = kept
-    longest = [t for t in made.runnable if t.config.seq_len == 8000]
+    longest = [t for t in made.runnable if t.config.problem.seq_len == 8000]
     best = {
-        kernel: min((t for t in longest if kernel_of(t.config.blocks) == kernel), key=order)
+        kernel: min(
+            (t for t in longest if kernel_of(t.config.strategy.blocks) == kernel), key=order
+        )
         for kernel in ("forward", "dq", "dkv")
     }
-    assert entry.choice["blocks"] == ",".join(str(t.config.blocks) for t in best.values())
+    assert entry.choice["blocks"] == ",".join(str(t.config.strategy.blocks) for t in best.values())
     # It can be read, and is what a ring of such hops then takes.
     tuned.write(kept, tmp_path / "t.json")
     assert tuned.read(tmp_path / "t.json") == kept
@@ -98,7 +100,7 @@ def test_the_faster_backend_is_kept_whichever_is_searched_first(
         text = KERNELS.format(lengths="8000", search="{}") + f"strategy: {{backend: {backends}}}\n"
         made = plan.build(spec.parse(text))
         kept = result.entries(
-            made, rows(made, lambda t: cudnn if t.config.backend == "cudnn" else 5.0)
+            made, rows(made, lambda t: cudnn if t.config.strategy.backend == "cudnn" else 5.0)
         )
         (entry,) = kept
         tuned.write(kept, tmp_path / "t.json")
@@ -173,7 +175,7 @@ CUT = (
 
 def test_a_point_that_was_compared_with_no_other_is_not_kept() -> None:
     made = plan.build(spec.parse(CUT))
-    ended = rows(made, lambda t: 7.0 if t.config.blocks == 64 else None)
+    ended = rows(made, lambda t: 7.0 if t.config.strategy.blocks == 64 else None)
     assert result.entries(made, ended) == []
 
 
@@ -188,8 +190,8 @@ def test_a_tuning_no_better_than_the_default_keeps_nothing(
     ms: dict[int | None, float], said: str
 ) -> None:
     made = plan.build(spec.parse(CUT))
-    assert [trial.config.blocks for trial in made.trials] == [64, None, 128]
-    ended = rows(made, lambda t: ms[t.config.blocks])  # type: ignore[index]
+    assert [trial.config.strategy.blocks for trial in made.trials] == [64, None, 128]
+    ended = rows(made, lambda t: ms[t.config.strategy.blocks])  # type: ignore[index]
     ended = [row for _, row in sorted((row.config["blocks"] or 0, row) for row in ended)]
     kept = result.entries(made, ended)
     assert [entry.choice["blocks"] for entry in kept] == ([64] if ms[64] < 9 else [])
@@ -220,7 +222,7 @@ def test_a_busy_machine_decides_no_choice(
     made = plan.build(spec.parse(CUT.replace("size: 1", f"size: {ranks}")))
     ms = {None: 9.0, 64: 7.0, 128: 8.0}
     ended = []
-    for row in rows(made, lambda t: ms[t.config.blocks]):  # type: ignore[index]
+    for row in rows(made, lambda t: ms[t.config.strategy.blocks]):  # type: ignore[index]
         loads = {"cpu_percent": 100.0, "host_cpu_percent": ranks * 25.0 + 10.0}
         if row.config["blocks"] in busy:
             loads["host_cpu_percent"] += 65.0 if "short" in busy else 10.0

@@ -88,7 +88,7 @@ def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for
     text = TUNE.replace("kernel-tune", "latency").replace("size: 2,", "size: [2, 4],")
     planned = plan.build(spec.parse(text.partition("search:")[0]))
     small = Cluster(False, Capacity((NodeGroup("node", {"CPU": 2.0}),)))
-    left = {trial.config.ring_size: trial for trial in planned.trials}[4]
+    left = {trial.config.ring.size: trial for trial in planned.trials}[4]
 
     class Measured:
         """All but the large ring, on a cluster that had room for it."""

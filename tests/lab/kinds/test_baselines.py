@@ -35,10 +35,10 @@ CPU = torch.device("cpu")
 
 
 def exact(config: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    group = config.heads // config.kv_heads
+    group = config.problem.heads // config.problem.kv_heads
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    scores = q.double() @ k.transpose(-1, -2) * config.head_dim**-0.5
-    return scores.masked_fill(~visible(config, CPU), -torch.inf).softmax(-1) @ v
+    scores = q.double() @ k.transpose(-1, -2) * config.problem.head_dim**-0.5
+    return scores.masked_fill(~visible(config.problem, CPU), -torch.inf).softmax(-1) @ v
 
 
 def cases() -> Iterator[Any]:
@@ -57,7 +57,7 @@ def test_one_process_computes_the_whole_problem(name: str, mask: dict[str, Any])
     kind = BASELINES[name]
     assert kind.unsupported(config, "cpu") is None
     context = RankContext(0, CPU, None)
-    q, k, v, _ = latency._inputs(config, config.seq_len, context, 0)
+    q, k, v, _ = latency._inputs(config, config.problem.seq_len, context, 0)
     attend = importlib.import_module(kind.module).prepare(config, context, q, k, v)
     with torch.no_grad():
         out = attend()

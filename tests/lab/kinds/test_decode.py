@@ -67,7 +67,7 @@ def test_a_ring(size: int) -> None:
 def test_tokens_of_a_step_are_counted() -> None:
     """Rates are of the new tokens, and FLOPs of what these see."""
     (one, five) = trials(1, ", new_tokens: [null, 5]")
-    assert (one.config.new_tokens, five.config.new_tokens) == (1, 5)
+    assert (one.config.problem.new_tokens, five.config.problem.new_tokens) == (1, 5)
     assert one.predicted is not None
     assert five.predicted is not None
     assert one.predicted.flops == 4 * 16 * 6 * 301
@@ -83,7 +83,7 @@ def test_tokens_of_a_step_are_counted() -> None:
 def test_global_tokens_are_seen_beside_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the ring and by its baseline, which holds no other keys; the plan counts them."""
     (trial,) = trials(1, ", new_tokens: 5, window: 40, global_tokens: 7", baseline="sdpa")
-    assert trial.config.visible == 5 * (41 + 7)
+    assert trial.config.problem.visible == 5 * (41 + 7)
     asked, seen = [], []
     step, sdpa = decode.ring_decode, torch.nn.functional.scaled_dot_product_attention
 
@@ -99,9 +99,9 @@ def test_global_tokens_are_seen_beside_the_window(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", seeing)
     decode.run(trial.config, RankContext(0, torch.device("cpu"), None))
     assert set(asked) == {(40, 7)}
-    group = trial.config.heads // trial.config.kv_heads
+    group = trial.config.problem.heads // trial.config.problem.kv_heads
     assert seen[0].shape == (group * 5, 7 + 40 + 5)
-    assert (seen[0] == 0).sum() == group * trial.config.visible
+    assert (seen[0] == 0).sum() == group * trial.config.problem.visible
 
 
 def test_the_largest_rank_holds_its_share() -> None:

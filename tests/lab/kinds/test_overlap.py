@@ -75,11 +75,17 @@ def every_visit_is_a_span(rank: int, size: int) -> None:
     for name, backward in WALKED:
         point, report = measured(name, backward)
         config = point.config
-        routes = transport.plan(name, size, config.heads, config.kv_heads).routes
+        routes = transport.plan(name, size, config.problem.heads, config.problem.kv_heads).routes
         back = walk.resolve_backward(backward, name, walks=True)
-        layout = Layout(config.partition, config.padded, size)
-        costs = walk.costs(4, config.batch, config.heads, config.kv_heads, config.head_dim)
-        walks = walk.choose(layout, config.mask, routes, back, costs)
+        layout = Layout(config.strategy.partition, config.padded, size)
+        costs = walk.costs(
+            4,
+            config.problem.batch,
+            config.problem.heads,
+            config.problem.kv_heads,
+            config.problem.head_dim,
+        )
+        walks = walk.choose(layout, config.problem.mask, routes, back, costs)
         passes: tuple[tuple[hulls.Pass, hulls.Traffic], ...] = (
             ("forward", walks.forward),
             ("backward", walks.backward),
@@ -112,7 +118,7 @@ def spans_and_tapes_carry_what_was_sent(rank: int, size: int) -> None:
             by_span[0] == report.values["sent_bytes"][0] == sum(hop.sent for hop in report.hops)
         ), name
         # Each repeat is a pass and its tape.
-        runs = point.config.warmup + 2 * point.config.repeats
+        runs = point.config.measure.warmup + 2 * point.config.measure.repeats
         assert used.messages == report.messages * runs, name
         assert used.sent_bytes == report.values["sent_bytes"][0] * runs, name
         # Each hop that transfers was timed alone too, and nothing else was.

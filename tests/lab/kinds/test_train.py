@@ -54,8 +54,8 @@ def test_a_plan_counts_steps_of_the_whole_model() -> None:
     sent = [cost.sent_bytes for cost in costs if cost]
     assert sent[0] > sent[1] > sent[2] == 0
     config = made.runnable[0].config
-    assert (config.heads, config.kv_heads, config.head_dim) == (4, 2, 16)
-    assert (config.warmup, config.repeats, config.baseline) == (0, 6, None)
+    assert (config.problem.heads, config.problem.kv_heads, config.problem.head_dim) == (4, 2, 16)
+    assert (config.measure.warmup, config.measure.repeats, config.measure.baseline) == (0, 6, None)
     # A larger model on a cluster: the ring's own limits and times.
     large = build(parse(spec(size=64, train=", tp: 4").replace("llama-tiny", "llama3-8b")
                         .replace("254", "256k").replace("float32", "bfloat16")),
@@ -220,12 +220,12 @@ limits: {rank_memory: 64MiB}
 def test_a_reach_has_lengths_between_two_and_is_searched_by_bisection() -> None:
     made = build(parse(REACH))
     assert made.spec.search.method == "bisect"
-    lengths = [trial.config.seq_len for trial in made.trials if trial.config.ring_size == 1]
+    lengths = [trial.config.problem.seq_len for trial in made.trials if trial.config.ring.size == 1]
     assert (lengths[0], lengths[-1]) == (256, 65536)
     assert all(1 < b / a < 1.27 for a, b in pairwise(lengths))
     assert all(length % 64 == 0 for length in lengths)
-    alone = [trial for trial in made.trials if trial.config.ring_size == 1]
-    pruned = [trial.config.seq_len for trial in alone if trial.pruned]
+    alone = [trial for trial in made.trials if trial.config.ring.size == 1]
+    pruned = [trial.config.problem.seq_len for trial in alone if trial.pruned]
     assert pruned == lengths[-len(pruned) :], "what surely does not fit is not tried"
     for wrong, says in (
         (REACH.replace("[256, 64k]", "4k"), "expected two lengths"),

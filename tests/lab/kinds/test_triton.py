@@ -132,7 +132,7 @@ def test_blocks_that_do_not_go_with_their_backend(
 
 def test_in_a_sweep_they_are_pruned() -> None:
     made = build("{backend: [triton, aten], blocks: [null, 64, dq=16x16/4/1]}")
-    assert [(t.config.backend, t.config.blocks) for t in made.runnable] == [
+    assert [(t.config.strategy.backend, t.config.strategy.blocks) for t in made.runnable] == [
         ("triton", None), ("triton", OTHER), ("aten", None), ("aten", 64),
     ]  # fmt: skip
     assert [t.config.cut for t in made.runnable] == [None, Blocks.parse(OTHER), None, 64]

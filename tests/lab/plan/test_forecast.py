@@ -159,7 +159,7 @@ def test_a_gpu_has_memory_of_its_own() -> None:
 def test_cuts_are_measured_side_by_side_on_one_machine() -> None:
     text = LENGTHS.replace("latency", "kernel-tune").replace("[1k, 64k, 1M]", "1k")
     made = build(text + "strategy: {blocks: 64}\n")
-    assert made.trials[0].config.ring_size == 1
+    assert made.trials[0].config.ring.size == 1
     room = forecast.room(made.spec, made.trials[0].config, forecast.host(None, 100))
     assert room == (50.0, "problem.seq_len", " of this machine for each of 2 ranks")
 

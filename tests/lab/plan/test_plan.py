@@ -6,7 +6,6 @@ import itertools
 import json
 import shutil
 import tempfile
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,7 +77,9 @@ def test_keys_name_points_and_nothing_else() -> None:
     assert set(keys) < {trial.key for trial in grown.trials}
     by_partition = build(body + EVERY_PARTITION).trials
     assert len({trial.key for trial in by_partition}) == 32
-    assert {trial.key for trial in by_partition if trial.config.partition == "zigzag"} == set(keys)
+    assert {
+        trial.key for trial in by_partition if trial.config.strategy.partition == "zigzag"
+    } == set(keys)
 
 
 def test_a_config_is_what_its_dict_says() -> None:
@@ -95,15 +96,15 @@ def test_a_config_is_what_its_dict_says() -> None:
     masks = "causal: false, window: [{left: 3, right: 5}, {right: 5}], chunk: 9"
     for trial in build(f"problem: {{seq_len: 64, {masks}}}\n").trials:
         assert TrialConfig.from_dict(json.loads(json.dumps(trial.config.as_dict()))) == trial.config
-        assert trial.config.mask.chunk == 9
-        assert trial.config.mask.window in {(3, 5), (None, 5)}
+        assert trial.config.problem.mask.chunk == 9
+        assert trial.config.problem.mask.window in {(3, 5), (None, 5)}
 
 
 def test_two_ways_to_say_the_same_are_one_point() -> None:
     made = build("problem: {seq_len: 64, heads: 8, kv_heads: [null, 8, 4]}\n")
-    assert [trial.config.kv_heads for trial in made.trials] == [8, 4]
+    assert [trial.config.problem.kv_heads for trial in made.trials] == [8, 4]
     made = build("problem: {seq_len: 64, value_head_dim: [null, 64, 32]}\n")
-    assert [trial.config.value_dim for trial in made.trials] == [64, 32]
+    assert [trial.config.problem.value_dim for trial in made.trials] == [64, 32]
 
 
 def test_what_models_ask_for_is_part_of_a_point_only_where_it_is_asked_for() -> None:
@@ -124,10 +125,15 @@ def test_what_models_ask_for_is_part_of_a_point_only_where_it_is_asked_for() -> 
         & plain.trials[0].config.as_dict().keys()
     )
     config = asked.trials[0].config
-    assert (config.sinks, config.softcap, config.alibi, config.plain) == (True, 50.0, True, False)
-    assert not replace(config, softcap=None).plain
-    assert not replace(config, softcap=None, alibi=False).plain
-    assert config.dropout_p == 0.1
+    assert (
+        config.problem.sinks,
+        config.problem.softcap,
+        config.problem.alibi,
+        config.problem.plain,
+    ) == (True, 50.0, True, False)
+    assert not config.changed(softcap=None).problem.plain
+    assert not config.changed(softcap=None, alibi=False).problem.plain
+    assert config.problem.dropout_p == 0.1
     assert TrialConfig.from_dict(config.as_dict()) == config
 
 
@@ -150,7 +156,7 @@ def test_8_bits_are_forward_only_and_half_of_the_bytes() -> None:
     assert said.count("") == 3
     plain, asked = build(body + "forward}\n").trials
     assert "quantize" not in plain.config.as_dict()
-    assert (asked.config.quantize, asked.config.plain) == ("fp8", False)
+    assert (asked.config.problem.quantize, asked.config.problem.plain) == ("fp8", False)
     assert asked.predicted
     assert plain.predicted
     assert asked.predicted.sent_bytes * 2 * 64 == plain.predicted.sent_bytes * (64 + 4)
@@ -325,7 +331,7 @@ def test_balance_is_the_mean_over_the_largest_rank() -> None:
         "problem: {seq_len: 64}\nstrategy: {partition: [contiguous, zigzag]}\n"
     )
     found = {
-        trial.config.partition: trial.predicted.balance
+        trial.config.strategy.partition: trial.predicted.balance
         for trial in plan.build(spec.parse(text)).trials
         if trial.predicted is not None
     }
@@ -346,7 +352,7 @@ def test_a_choice_that_is_left_open_is_predicted_as_the_default() -> None:
     text = "problem: {seq_len: 1000}\n"
     (usual,) = build(text).trials
     (left_open,) = build(f"{text}strategy: {{partition: auto, transport: auto}}\n").trials
-    assert left_open.config.partition == "auto"
+    assert left_open.config.strategy.partition == "auto"
     assert left_open.measuring_s == usual.measuring_s
 
 

@@ -60,12 +60,12 @@ def test_ranks_of_tp_share_all_heads() -> None:
 def test_other_walks_are_taken_where_ranks_wait_less() -> None:
     asked = with_ports(wish(1 << 14, 1, dp=1, cp=16), 8, 5e9)
     best = advise.advise(asked, 1)[0]
-    default = asked.attention(best.degrees, transport=best.config.transport)
+    default = asked.attention(best.degrees, transport=best.config.strategy.transport)
     waits = {
-        name: asked.cost(best.degrees, replace(default, backward=name)).exposed_ms
+        name: asked.cost(best.degrees, default.changed(backward=name)).exposed_ms
         for name in ("planned", "reverse", "query-side")
     }
-    assert best.config.backward == min(waits, key=waits.__getitem__) != "planned"
+    assert best.config.strategy.backward == min(waits, key=waits.__getitem__) != "planned"
 
 
 def test_a_slow_network_is_what_limits() -> None:

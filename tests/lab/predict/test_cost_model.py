@@ -117,7 +117,7 @@ def test_points_predicted_together_cost_what_each_does(name: str, partition: str
         for backward in ("planned", "query-side") if direction != "forward" else ("auto",):
             fixed["backward"] = backward if name not in ("allgather", "ulysses") else "auto"
             configs = [point(**fixed, **sizes_of(rng)) for _ in range(10)]
-            configs += [replace(configs[0], dtype="float16"), replace(configs[0], head_dim=32)]
+            configs += [configs[0].changed(dtype="float16"), configs[0].changed(head_dim=32)]
             together = cost_model.batches(configs)
             assert sorted(i for some in together for i in some) == list(range(12))
             assert len(together) <= 6  # by dtype, head dim, K/V heads or areas of the mask

@@ -150,7 +150,7 @@ def test_beyond_the_trials_the_interval_stays_as_it_was() -> None:
 
 
 def test_trials_within_a_node_say_nothing_of_the_links_between_nodes() -> None:
-    within = [one for one in SOME if one.ring_size <= 8]
+    within = [one for one in SOME if one.ring.size <= 8]
     found = fitted(TABLE, measured(within)).hardware
     assert found.outer == TABLE.hardware.outer
     assert found.inner.bandwidth < TABLE.hardware.inner.bandwidth
@@ -200,14 +200,14 @@ CASES: dict[str, Callable[[], list[MeasuredTrial]]] = {
         one._replace(environment={**there(), "versions": {"torch": "1"}}) for one in measured()
     ],
     "another backend": lambda: measured([replace(one, backend="cudnn") for one in SOME]),
-    "soft caps": lambda: measured([replace(one, softcap=30.0) for one in SOME]),
+    "soft caps": lambda: measured([one.changed(softcap=30.0) for one in SOME]),
     "other blocks": lambda: measured([replace(one, blocks="forward=64x64/4/2") for one in SOME]),
     "on CPUs": lambda: measured([replace(one, device="cpu") for one in SOME]),
     "choices": lambda: [
-        one._replace(config=replace(one.config, transport="auto")) for one in measured()
+        one._replace(config=one.config.changed(transport="auto")) for one in measured()
     ],
     "decoding": lambda: [
-        one._replace(config=replace(one.config, new_tokens=4)) for one in measured()
+        one._replace(config=one.config.changed(new_tokens=4)) for one in measured()
     ],
     "as predicted": lambda: [
         MeasuredTrial(one, seconds(one, TABLE), there()) for one in SOME

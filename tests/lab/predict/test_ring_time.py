@@ -12,8 +12,9 @@ from ringray import transport
 from ringray.lab.predict import cost_model, hardware, rates
 from ringray.lab.predict.hardware import Curve, Fleet, Hardware, Link
 from ringray.lab.trial.config import TrialConfig
+from tests.support.point import point
 
-CONFIG = TrialConfig(
+CONFIG = point(
     ring_size=4, threads=1, dtype="bfloat16", seq_len=4096, batch=1, heads=8, kv_heads=4,
     head_dim=64, causal=False, window=None, documents=None, direction="forward", transport="ring",
     backward="auto", backend="auto", blocks=None, partition="contiguous", device="cuda",
@@ -49,14 +50,14 @@ def test_a_ring_merges_each_later_chunk_and_a_gathered_pass_nothing(fleet: Fleet
     # bf16 is read, fp32 written and read, the running output read and written: 2 + 4 * 4 bytes.
     ring_ms = 3 * elements * 18 / 0.85e12 * 1e3
     assert merging_ms(CONFIG, fleet) == pytest.approx(ring_ms)
-    assert merging_ms(replace(CONFIG, dtype="float32"), fleet) == pytest.approx(ring_ms * 12 / 18)
-    gathered = replace(CONFIG, transport="allgather")
+    assert merging_ms(CONFIG.changed(dtype="float32"), fleet) == pytest.approx(ring_ms * 12 / 18)
+    gathered = CONFIG.changed(transport="allgather")
     assert merging_ms(gathered, fleet) == pytest.approx(0)
     assert cost_model.predict(gathered, fleet).time_ms < cost_model.predict(CONFIG, fleet).time_ms
 
 
 def test_owners_add_up_gathered_gradients(fleet: Fleet) -> None:
-    both = replace(CONFIG, transport="allgather", direction="forward+backward")
+    both = CONFIG.changed(transport="allgather", direction="forward+backward")
     keys = 4096 * 2 * 4 * 64
     assert merging_ms(both, fleet) == pytest.approx(keys * 10 / 0.85e12 * 1e3)
 
@@ -65,7 +66,7 @@ def test_a_gathered_pass_has_the_rate_of_long_calls(fleet: Fleet) -> None:
     """Its queries meet the keys of all ranks in one call."""
     curve = fleet.hardware.attention[0].model_copy(update={"rates": {1024: 1e12, 2048: 2e12}})
     faster = fleet.hardware.model_copy(update={"attention": (curve,)})
-    config = replace(CONFIG, transport="allgather")
+    config = CONFIG.changed(transport="allgather")
     slow, fast = (
         cost_model.predict(config, replace(fleet, hardware=one)).time_ms
         for one in (fleet.hardware, faster)
@@ -79,7 +80,7 @@ def test_heads_are_gathered_while_others_are_computed(
     fleet: Fleet, cores: int | None, links: float
 ) -> None:
     """``links``: the time of messages over that of products."""
-    config = replace(CONFIG, transport="allgather")
+    config = CONFIG.changed(transport="allgather")
     groups = 4 / (transport.plan("allgather", 4, 8, 4).heads_at_once or 0)
     products = cost_model.predict(config, fleet).time_ms
     received = 3 * 1024 * 4 * 64 * 2 * 2  # bytes: three ranks' rows of K and V
@@ -90,7 +91,7 @@ def test_heads_are_gathered_while_others_are_computed(
 
 
 def test_ranks_of_ulysses_share_the_cores_of_their_own_host(fleet: Fleet) -> None:
-    config = replace(CONFIG, transport="ulysses")
+    config = CONFIG.changed(transport="ulysses")
     one_core = fleet.hardware.model_copy(update={"cores": 1})
     apart, together = (
         cost_model.predict(config, replace(fleet, hardware=one_core, nodes=nodes, per_node=ranks))
@@ -142,7 +143,7 @@ def test_only_folded_rows_see_others_in_steps(fleet: Fleet) -> None:
     stepped = fleet.hardware.model_copy(update={"attention": (full, slow)})
 
     def slower(partition: str, transport: str) -> bool:
-        config = replace(CONFIG, causal=True, partition=partition, transport=transport)
+        config = CONFIG.changed(causal=True, partition=partition, transport=transport)
         one, other = (
             cost_model.predict(config, replace(fleet, hardware=one)).time_ms
             for one in (fleet.hardware, stepped)

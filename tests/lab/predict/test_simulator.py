@@ -138,11 +138,11 @@ def test_a_prediction_crosses_nodes_as_the_ring_will(seed: int) -> None:
     crossing = crossings([str(at // 2) for at in along])
     assert crossing > 4
     straight, mixed = (
-        cost_model.predict(replace(config, order=order), on) for order in ("topology", "shuffled")
+        cost_model.predict(config.changed(order=order), on) for order in ("topology", "shuffled")
     )
     assert mixed.outer_bytes / straight.outer_bytes == pytest.approx(crossing / 4)
     assert mixed.time_ms > straight.time_ms
-    spans = cost_model.timelines(replace(config, order="shuffled"), on, 8)
+    spans = cost_model.timelines(config.changed(order="shuffled"), on, 8)
     assert 1e3 * max(one.ended for some in spans.values() for one in some) == pytest.approx(
         mixed.time_ms
     )
@@ -275,9 +275,9 @@ def test_a_straggler_is_the_rank_that_was_named() -> None:
 def test_exchanged_heads_cross_nodes_as_their_ranks_lie() -> None:
     fleet, asked = Fleet("clock", clock(), 4, 2), config(transport="hybrid:2", ring_size=8)
     assert cost_model.predict(asked, fleet).outer_bytes > 0
-    mixed = cost_model.predict(replace(asked, order="shuffled", seed=1), fleet)
+    mixed = cost_model.predict(asked.changed(order="shuffled", seed=1), fleet)
     assert mixed.outer_bytes > cost_model.predict(asked, fleet).outer_bytes
     assert mixed.inner_bytes + mixed.outer_bytes == mixed.sent_bytes
     lies = Fleet("clock", clock(), 3, 3)  # the second of four groups lies on two nodes
-    every = cost_model.predict(replace(asked, transport="ulysses"), lies)
+    every = cost_model.predict(asked.changed(transport="ulysses"), lies)
     assert every.inner_bytes > 0 < every.outer_bytes

@@ -50,20 +50,23 @@ class BaselineKind:
 
     def unsupported(self, config: TrialConfig, device: str) -> str | None:
         """Returns why it cannot compute a point on ``device`` (cpu, cuda, auto), or None."""
+        problem = config.problem
         known = device in (_CPU, _GPU)
         if known and device not in self.devices:
             return f"{self.words} runs on {', '.join(self.devices)} only, got {device}"
-        if known and config.has_backward and device not in self.gradients:
-            return f"{self.words} has no gradients on {device}, got {config.direction}"
-        if self.on_ring and config.ring_size == 1:
+        if known and problem.has_backward and device not in self.gradients:
+            return f"{self.words} has no gradients on {device}, got {problem.direction}"
+        if self.on_ring and config.ring.size == 1:
             return f"{self.words} needs at least 2 ranks, got a ring of 1"
-        if self.half_only and DTYPES[config.dtype].itemsize != 2:
-            return f"{self.words} takes elements of 16 bits, got {config.dtype}"
-        if config.rescored or config.sinks:
+        if self.half_only and DTYPES[problem.dtype].itemsize != 2:
+            return f"{self.words} takes elements of 16 bits, got {problem.dtype}"
+        if problem.rescored or problem.sinks:
             return f"{self.words} takes neither softcap, sinks, alibi nor dropout here"
-        if self.on_ring and config.value_dim != config.head_dim:
-            return f"{self.words} takes one head dim, got {config.head_dim} and {config.value_dim}"
-        if self.causal_only and not (config.causal and config.mask.plain):
+        if self.on_ring and problem.value_dim != problem.head_dim:
+            return (
+                f"{self.words} takes one head dim, got {problem.head_dim} and {problem.value_dim}"
+            )
+        if self.causal_only and not (problem.causal and problem.mask.plain):
             return f"{self.words} takes causal: true without any other mask"
         return None
 

@@ -21,7 +21,7 @@ def prepare(
 
     def attend() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, is_causal=True, enable_gqa=config.heads != config.kv_heads
+            q, k, v, is_causal=True, enable_gqa=config.problem.heads != config.problem.kv_heads
         )
 
     return attend
@@ -33,6 +33,6 @@ def around(config: TrialConfig, context: RankContext, rows: int) -> Iterator[Non
     assert context.group is not None
     mesh = DeviceMesh.from_group(context.group, context.device.type)
     # The shards are dealt already; a buffer without elements tells their whole length.
-    length = torch.empty(rows * config.ring_size, 0, device=context.device)
+    length = torch.empty(rows * config.ring.size, 0, device=context.device)
     with context_parallel(mesh, buffers=[length], buffer_seq_dims=[0]):
         yield

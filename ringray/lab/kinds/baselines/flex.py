@@ -20,15 +20,17 @@ def prepare(
     mask = _block_mask(config, context.device)
     compiled = torch.compile(flex_attention, dynamic=False)
 
+    grouped = config.problem.heads != config.problem.kv_heads
+
     def attend() -> Tensor:
-        out: Tensor = compiled(q, k, v, block_mask=mask, enable_gqa=config.heads != config.kv_heads)
+        out: Tensor = compiled(q, k, v, block_mask=mask, enable_gqa=grouped)
         return out
 
     return attend
 
 
 def _block_mask(config: TrialConfig, device: torch.device) -> BlockMask | None:
-    ranges = visible_keys(config, device)
+    ranges = visible_keys(config.problem, device)
 
     def causal(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
@@ -39,6 +41,6 @@ def _block_mask(config: TrialConfig, device: torch.device) -> BlockMask | None:
             found = found | (key >= low[query]) & (key < high[query])
         return found
 
-    if config.mask.plain:
-        return in_blocks(ranges, causal) if config.causal else None
+    if config.problem.mask.plain:
+        return in_blocks(ranges, causal) if config.problem.causal else None
     return in_blocks(ranges, seen)

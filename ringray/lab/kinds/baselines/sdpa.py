@@ -15,16 +15,16 @@ def prepare(
     config: TrialConfig, context: RankContext, q: Tensor, k: Tensor, v: Tensor
 ) -> Callable[[], Tensor]:
     """Returns a function that attends; other masks than causal are dense, as SDPA takes them."""
-    mask = None
-    if not config.mask.plain:
-        unseen = ~visible(config, context.device)
+    problem, mask = config.problem, None
+    if not problem.mask.plain:
+        unseen = ~visible(problem, context.device)
         mask = torch.zeros(unseen.shape, dtype=q.dtype, device=q.device)
         mask.masked_fill_(unseen, -torch.inf)
 
     def attend() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=config.causal and mask is None,
-            enable_gqa=config.heads != config.kv_heads,
+            q, k, v, attn_mask=mask, is_causal=problem.causal and mask is None,
+            enable_gqa=problem.heads != problem.kv_heads,
         )  # fmt: skip
 
     return attend
