@@ -167,12 +167,13 @@ class TrialConfig:
 
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any]) -> TrialConfig:
-        """Returns the inverse of ``as_dict``, and of ``flat``."""
+        """Returns the inverse of ``as_dict``, and of ``flat``; TypeError for other fields."""
         parts = _parts(flat)
-        if set(parts.get("training", {}).values()) <= {None}:
-            parts["training"] = {}
-        made: dict[str, Any] = {name: kind(**parts[name]) for name, kind in _SECTIONS.items()}
-        return cls(**made | ({} if parts["training"] else {"training": None}))
+        made: dict[str, Any] = {
+            name: section(**parts.get(name, {})) for name, section in _SECTIONS.items()
+        }
+        trains = made["training"] != TrialTraining()
+        return cls(**made if trains else {**made, "training": None})
 
     def changed(self, **flat: Any) -> TrialConfig:
         """Returns a config with other values of the fields with these flat names."""
@@ -258,7 +259,7 @@ def _parts(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Sorts flat fields into their sections; lists become tuples."""
     parts: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
-        section, own_name = _PLACES[name]
+        section, own_name = _PLACES.get(name, ("problem", name))  # which refuses unknown ones
         parts.setdefault(section, {})[own_name] = tuple(value) if isinstance(value, list) else value
     return parts
 

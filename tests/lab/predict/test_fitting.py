@@ -199,10 +199,10 @@ CASES: dict[str, Callable[[], list[MeasuredTrial]]] = {
     "another torch": lambda: [
         one._replace(environment={**there(), "versions": {"torch": "1"}}) for one in measured()
     ],
-    "another backend": lambda: measured([replace(one, backend="cudnn") for one in SOME]),
+    "another backend": lambda: measured([one.changed(backend="cudnn") for one in SOME]),
     "soft caps": lambda: measured([one.changed(softcap=30.0) for one in SOME]),
-    "other blocks": lambda: measured([replace(one, blocks="forward=64x64/4/2") for one in SOME]),
-    "on CPUs": lambda: measured([replace(one, device="cpu") for one in SOME]),
+    "other blocks": lambda: measured([one.changed(blocks="forward=64x64/4/2") for one in SOME]),
+    "on CPUs": lambda: measured([one.changed(device="cpu") for one in SOME]),
     "choices": lambda: [
         one._replace(config=one.config.changed(transport="auto")) for one in measured()
     ],
