@@ -172,8 +172,15 @@ class Sweep:
         """Makes what runs the trials on ``cluster``."""
         from ringray.lab.driver.trials import TrialRunner  # imports Ray
 
-        told = self.observer, self.exporter, self.summary
-        return TrialRunner(self.plan, cluster, self.record, self.info.environment, *told)
+        return TrialRunner(
+            self.plan,
+            cluster,
+            record=self.record,
+            environment=self.info.environment,
+            observer=self.observer,
+            exporter=self.exporter,
+            summary=self.summary,
+        )
 
     def conclude(self) -> None:
         """Records how the sweep ended, and asks the tracker to finish."""

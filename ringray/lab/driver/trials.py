@@ -34,7 +34,6 @@ from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.faults import GONE, Fault
 from ringray.lab.trial.measurement import RankReport, summarise, verdict
 from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, Status
-from ringray.tuning.table import Place
 
 BACKOFF_S = 0.5  # pause before the second attempt; each further pause is twice as long
 BACKOFF_MOST_S = 30.0
@@ -65,6 +64,7 @@ class TrialRunner:
         self,
         plan: Plan,
         cluster: Cluster,
+        *,
         record: Callable[[Trial, Outcome], None],
         environment: Mapping[str, Any],
         observer: Observer,
@@ -113,7 +113,7 @@ class TrialRunner:
 
     def _leave_out(self, trials: list[Trial]) -> None:
         for trial in trials:
-            self._record(trial, self._outcome(trial, "pruned", UNASKED, {}, {}))
+            self._record(trial, self._outcome(trial, Outcome("pruned", UNASKED), ()))
 
     def _results(self, schedule: Schedule) -> Iterator[tuple[Work, Outcome]]:
         """Yields work with its outcome as it ends; the schedule must be told before the next."""
@@ -152,9 +152,8 @@ class TrialRunner:
                 if self._again(met, work.trial.config):
                     continue
                 had = work.before or Outcome("failed")  # earlier visits to the point
-                outcome = self._outcome(
-                    work.trial, fault.status, str(fault), had.metrics, had.samples, met
-                )
+                failed = Outcome(fault.status, str(fault), had.metrics, had.samples)
+                outcome = self._outcome(work.trial, failed, met)
             # The wall clock may be set meanwhile, which must not change the duration.
             now = started + time.monotonic() - began
             return replace(outcome, attempts=attempt, started=started, ended=now)
@@ -203,7 +202,8 @@ class TrialRunner:
         if refused := next((r.refused for r in reports if r.refused), None):
             status, reason = "pruned", NOT_TRIED + refused
         place = ring.place if KINDS[trial.kind].tunes else None
-        return self._outcome(trial, status, reason, metrics, samples, met, chosen, place, lies)
+        own = {"place": place and asdict(place), "ring": lies}
+        return self._outcome(trial, Outcome(status, reason, metrics, samples), met, chosen, **own)
 
     def _lies(self, nodes: Sequence[str], config: TrialConfig) -> dict[str, int]:
         """Returns how a ring lies on several nodes, and notes inner groups that do, too."""
@@ -244,28 +244,15 @@ class TrialRunner:
         return watch
 
     def _outcome(
-        self,
-        trial: Trial,
-        status: Status,
-        reason: str | None,
-        metrics: Mapping[str, float],
-        samples: Mapping[str, list[float]],
-        met: Sequence[Fault] = (),
-        chosen: Mapping[str, Any] | None = None,
-        place: Place | None = None,
-        lies: Mapping[str, int] | None = None,
+        self, trial: Trial, ended: Outcome, met: Sequence[Fault], chosen: Any = None, **own: Any
     ) -> Outcome:
+        """Returns how a trial ``ended``, with its point, and with the environment if it has parts
+        of its ``own``."""
         sweep = dict(self._environment)
-        own: dict[str, Any] = {"chosen": chosen} if chosen else {}
-        if met:
-            own["faults"] = [fault.as_dict() for fault in met]
-        if place:
-            own["place"] = asdict(place)
-        if lies:
-            own["ring"] = dict(lies)
+        own = {"chosen": chosen, "faults": [fault.as_dict() for fault in met], **own}
+        own = {name: part for name, part in own.items() if part}
         environment = {**sweep, **own} if own else None
-        point = trial.point(sweep, chosen)
-        return Outcome(status, reason, metrics, samples, point, environment=environment)
+        return replace(ended, point=trial.point(sweep, chosen), environment=environment)
 
     # After a fault
 

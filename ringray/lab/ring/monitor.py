@@ -33,6 +33,7 @@ _DEATH_GRACE_S = 0.5
 
 
 Watch = Callable[[Progress], None]
+Stacks = Mapping[int, str]  # by rank
 
 
 class RingFault(RingrayError):
@@ -176,7 +177,7 @@ class RankMonitor:
             message += ", all waiting for each other"
         return self._found("timeout", message, stuck or pending, stacks)
 
-    def _stalled(self, ranks: Sequence[int], stacks: Mapping[int, str] | None = None) -> Fault:
+    def _stalled(self, ranks: Sequence[int], stacks: Stacks | None = None) -> Fault:
         by_node = self._by_node(ranks)
         for node in sorted(lost(by_node)):
             return self._found("node-lost", "", by_node[node], stacks)
@@ -184,11 +185,7 @@ class RankMonitor:
         return self._found("stalled", f"no answer after {seconds:.3g} s", ranks, stacks)
 
     def _found(
-        self,
-        kind: faults.Kind,
-        message: str,
-        ranks: Sequence[int],
-        stacks: Mapping[int, str] | None,
+        self, kind: faults.Kind, message: str, ranks: Sequence[int], stacks: Stacks | None
     ) -> Fault:
         text = "\n".join(f"rank {rank}\n{stack}" for rank, stack in (stacks or {}).items())
         hop = str(self._calls.signs.get(ranks[0], ""))
