@@ -42,41 +42,32 @@ def parser() -> argparse.ArgumentParser:
     what = made.add_mutually_exclusive_group()
     what.add_argument("--quick", action="store_true", help="the most important cases, five minutes")
     what.add_argument("--all", action="store_true", help="all cases, about twenty minutes")
-    what.add_argument(
-        "--first-light", action="store_true", help="a new GPU: correctness, speed; nine minutes"
-    )
+    light = "a new GPU: correctness, speed; nine minutes"
+    what.add_argument("--first-light", action="store_true", help=light)
     what.add_argument("--stage", metavar="NAME", help="one stage of --first-light alone")
     what.add_argument("--compile-only", action="store_true", help="compile without a run or a GPU")
     what.add_argument("--list", action="store_true", help="print all cases and contenders")
     file = made.add_mutually_exclusive_group()
     file.add_argument("--json", type=Path, metavar="F", help="append JSON lines during the run")
-    file.add_argument(
-        "--resume", type=Path, metavar="F", help="as --json, skips what F has, survives a hang"
-    )
+    resume = "as --json, skips what F has, survives a hang"
+    file.add_argument("--resume", type=Path, metavar="F", help=resume)
     made.add_argument("--device", choices=("cuda", "cpu"), help="default cuda; cpu runs tiny sizes")
-    made.add_argument(
-        "--only",
-        action="append",
-        metavar="TEXT",
-        help="only cases with TEXT in the name; repeatable",
-    )
+    only = "only cases with TEXT in the name; repeatable"
+    made.add_argument("--only", action="append", metavar="TEXT", help=only)
     made.add_argument("--contenders", metavar="A,B", help="only these, see --list")
     made.add_argument("--minutes", type=float, metavar="M", help="start no case after M minutes")
-    made.add_argument(
-        "--patience", type=float, metavar="S",
-        help="end after S seconds without progress (120): a kernel hangs",
-    )  # fmt: skip
+    patience = "end after S seconds without progress (120): a kernel hangs"
+    made.add_argument("--patience", type=float, metavar="S", help=patience)
     made.add_argument("--target", nargs="+", metavar="T", help="with --compile-only: sm_90, ...")
-    made.add_argument(
-        "--head-dim", nargs="+", type=int, metavar="D", help="with --compile-only: head dims"
-    )
+    head_dims = "with --compile-only: head dims"
+    made.add_argument("--head-dim", nargs="+", type=int, metavar="D", help=head_dims)
     return made
 
 
-def _check_names(option: str, given: Iterable[str], known: Mapping[str, object]) -> None:
-    unknown = [name for name in given if name not in known]
+def _check_names(option: str, names: Iterable[str], valid: Mapping[str, object]) -> None:
+    unknown = [name for name in names if name not in valid]
     if unknown:
-        raise _Usage(f"{option}: got {', '.join(unknown)}, expected some of {', '.join(known)}")
+        raise _Usage(f"{option}: got {', '.join(unknown)}, expected some of {', '.join(valid)}")
 
 
 def _compile_only(args: argparse.Namespace) -> int:
@@ -93,10 +84,10 @@ def _compile_only(args: argparse.Namespace) -> int:
     return report.main(args.target or report.TARGETS, args.head_dim or report.HEAD_DIMS, args.json)
 
 
-def _names(given: str | None) -> list[str]:
+def _names(listed: str | None) -> list[str]:
     from ringray_kernels.bench.contenders import CONTENDERS
 
-    names = list(CONTENDERS) if given is None else [name.strip() for name in given.split(",")]
+    names = list(CONTENDERS) if listed is None else [name.strip() for name in listed.split(",")]
     _check_names("--contenders", names, CONTENDERS)
     return names
 
@@ -125,19 +116,18 @@ def _measure(args: argparse.Namespace) -> int:
     which: Any = args.stage or ("quick" if args.quick else "all")
     _check_names("--stage", [which], stages.WORK)
     names = _names(args.contenders)
-    found = measure.earlier(args.resume, machine.environment(device)) if args.resume else ()
+    earlier = measure.earlier(args.resume, machine.environment(device)) if args.resume else ()
     minutes = args.minutes or _MINUTES.get(which, _MINUTES["first_light"])
     path = args.resume or args.json
     with contextlib.nullcontext() if path is None else path.open("a", encoding="utf-8") as file:
-        one = session.BenchSession(
-            device, names, file, minutes, args.patience or PATIENCE_S, found,
-            only=args.only or ("",), staged=args.stage is not None,
-        )  # fmt: skip
-        if not args.stage and not any(stages.cases(which, one)):
+        options: dict[str, Any] = {"only": args.only or ("",), "staged": args.stage is not None}
+        limits = minutes, args.patience or PATIENCE_S
+        bench = session.BenchSession(device, names, file, *limits, earlier, **options)
+        if not args.stage and not any(stages.cases(which, bench)):
             raise _Usage(f"--only: no case has {' or '.join(args.only)} in its name, see --list")
-        fine = one.run(stages.WORK[which])
+        fine = bench.run(stages.WORK[which])
     # A new process can go on where a device was lost.
-    return EXIT_HUNG if args.stage and one.lost else EXIT_OK if fine else EXIT_FAILED
+    return EXIT_HUNG if args.stage and bench.lost else EXIT_OK if fine else EXIT_FAILED
 
 
 def _conduct(args: argparse.Namespace) -> int:

@@ -62,23 +62,14 @@ def sampled_rows(point: Point, device: torch.device) -> Tensor:
     return torch.tensor(legal, device=device)
 
 
-def _masked_scores(
-    q: Tensor, k: Tensor, low: Tensor, high: Tensor, keys: Tensor, scale: float
-) -> Tensor:
-    """Returns scores of q (R, D) and k (K, D) at positions ``keys``; unseen pairs are -inf."""
-    seen = (keys >= low[:, None]) & (keys < high[:, None])
-    return (q @ k.T * scale).masked_fill_(~seen, -math.inf)
-
-
 class _Heads:
     """The inputs by head, in the precision of the check."""
 
     def __init__(self, point: Point, inputs: Inputs) -> None:
         self.point = point
         self.inputs = inputs
-        self.dtype = (
-            torch.float32 if point.is_half and point.seq_len > _FP64_ROWS else torch.float64
-        )
+        coarse = point.is_half and point.seq_len > _FP64_ROWS
+        self.dtype = torch.float32 if coarse else torch.float64
         self.low, self.high = point.visible(inputs.q.device)
         self.positions = torch.arange(point.seq_len, device=inputs.q.device)
         self.group = point.heads // point.kv_heads
@@ -91,12 +82,16 @@ class _Heads:
         """Returns k and v (S, D) of a key/value head."""
         return self.inputs.k[0, kv_head].to(self.dtype), self.inputs.v[0, kv_head].to(self.dtype)
 
+    def scores(self, q: Tensor, k: Tensor, rows: Tensor | slice, keys: Tensor) -> Tensor:
+        """Returns scores of ``rows`` q (R, D) and k (K, D) at positions ``keys``; unseen pairs are
+        -inf."""
+        seen = (keys >= self.low[rows, None]) & (keys < self.high[rows, None])
+        return (q @ k.T * self.point.scale).masked_fill_(~seen, -math.inf)
+
     def rows(self, head: int, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Computes out and dq (R, D) of some query rows."""
         (q, dout), (k, v) = self.query(head), self.key(head // self.group)
-        scores = _masked_scores(
-            q[rows], k, self.low[rows], self.high[rows], self.positions, self.point.scale
-        )
+        scores = self.scores(q[rows], k, rows, self.positions)
         weights = torch.softmax(scores, -1)
         out = weights @ v
         delta = (dout[rows] * out).sum(-1, keepdim=True)
@@ -111,13 +106,10 @@ class _Heads:
         bounds = range(0, len(q), step)
         # Ranges move forward with the rows: a chunk sees no key outside of these.
         first = self.low[list(bounds)].tolist()
-        last = self.high[[min(at + step, len(q)) - 1 for at in bounds]].tolist()
-        for at, a, b in zip(bounds, first, last, strict=True):
-            part = slice(at, at + step)
-            scores = _masked_scores(
-                q[part], k[a:b], self.low[part], self.high[part], self.positions[a:b],
-                self.point.scale,
-            )  # fmt: skip
+        last = self.high[[min(start + step, len(q)) - 1 for start in bounds]].tolist()
+        for start, a, b in zip(bounds, first, last, strict=True):
+            part = slice(start, start + step)
+            scores = self.scores(q[part], k[a:b], part, self.positions[a:b])
             lse[part] = torch.logsumexp(scores, -1)
             out = torch.exp(scores - lse[part, None]) @ v[a:b]
             delta[part] = (dout[part] * out).sum(-1)
@@ -133,11 +125,9 @@ class _Heads:
             q, dout = self.query(head)
             lse, delta = self.statistics(head)
             step = max(1, _ELEMENTS // len(keys))
-            for at in range(0, len(q), step):
-                part = slice(at, at + step)
-                scores = _masked_scores(
-                    q[part], k, self.low[part], self.high[part], keys, self.point.scale
-                )
+            for start in range(0, len(q), step):
+                part = slice(start, start + step)
+                scores = self.scores(q[part], k, part, keys)
                 weights = torch.exp(scores - lse[part, None])
                 dv += weights.T @ dout[part]
                 dscores = weights * (dout[part] @ v.T - delta[part, None])

@@ -87,11 +87,8 @@ class Ringray:
         device = inputs.q.device
         low, high = point.visible(device)
         positions = torch.arange(point.seq_len, device=device)
-        more: dict[str, Any] = {
-            "scale": point.scale,
-            "blocks": self.blocks.get(point.head_dim),
-            "backend": self.backend_on(device),
-        }
+        blocks, backend = self.blocks.get(point.head_dim), self.backend_on(device)
+        common: dict[str, Any] = {"scale": point.scale, "blocks": blocks, "backend": backend}
         q, k, v, dout = inputs
         hops = point.form == "hops"
         parts = (slice(0, None, 2), slice(1, None, 2)) if hops else (slice(None),)
@@ -109,18 +106,16 @@ class Ringray:
         scales: list[Scales | None] = [None] * len(calls)
         if self.quantized:
             q, of_q = quantized(q)
-            for at, (keys, values, *rest) in enumerate(calls):
+            for number, (keys, values, *rest) in enumerate(calls):
                 (keys, of_k), (values, of_v) = quantized(keys), quantized(values)
-                calls[at], scales[at] = (keys, values, *rest), (of_q, of_k, of_v)
+                calls[number], scales[number] = (keys, values, *rest), (of_q, of_k, of_v)
 
         def attend() -> State:
             state = None
             for (keys, values, start, end, x), of_rows in zip(calls, scales, strict=True):
                 dtype = point.torch_dtype if x is parts[-1] else None
-                state = ringray_kernels.forward(
-                    q, keys, values, start, end, state=state, out_dtype=dtype, scales=of_rows,
-                    **more,
-                )  # fmt: skip
+                hop = {**common, "state": state, "out_dtype": dtype, "scales": of_rows}
+                state = ringray_kernels.forward(q, keys, values, start, end, **hop)
             assert state is not None
             return state
 
@@ -129,15 +124,13 @@ class Ringray:
         out, lse = attend()
 
         def backward() -> Results:
-            delta = ringray_kernels.delta(dout, out, lse, backend=more["backend"])
+            delta = ringray_kernels.delta(dout, out, lse, backend=backend)
             dq, dk, dv = (
                 torch.zeros(x.shape, dtype=torch.float32, device=device) for x in (q, k, v)
             )
             for keys, values, start, end, x in calls:
-                ringray_kernels.backward(
-                    dout, q, keys, values, lse, delta, start, end, dq=dq, dk=dk[:, :, x],
-                    dv=dv[:, :, x], out=out, **more,
-                )  # fmt: skip
+                hop = {**common, "dq": dq, "dk": dk[:, :, x], "dv": dv[:, :, x], "out": out}
+                ringray_kernels.backward(dout, q, keys, values, lse, delta, start, end, **hop)
             return {"dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
 
         return backward

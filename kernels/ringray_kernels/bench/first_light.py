@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from ringray_kernels.bench.source import source_digest
 from ringray_kernels.bench.watchdog import EXIT_HUNG, EXIT_USAGE, PATIENCE_S
@@ -184,10 +184,9 @@ class _Run:
         environment |= {"PYTHON": sys.executable, "FILE": str(self.path)}
         if self.device == "cpu":
             environment["TRITON_INTERPRET"] = str(int(stage.interpreted))
-        child = subprocess.Popen(
-            [*_TIED, *(("sh", "-c", stage.command) if stage.command else ours)],
-            process_group=0, env=environment, stdin=self.tie, stdout=output, stderr=output,
-        )  # fmt: skip
+        command = [*_TIED, *(("sh", "-c", stage.command) if stage.command else ours)]
+        pipes: dict[str, Any] = {"stdin": self.tie, "stdout": output, "stderr": output}
+        child = subprocess.Popen(command, process_group=0, env=environment, **pipes)
         try:
             return child.wait(seconds)
         except subprocess.TimeoutExpired:

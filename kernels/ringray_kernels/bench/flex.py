@@ -64,8 +64,7 @@ def flex(point: Point, q: Tensor, k: Tensor, v: Tensor, *, tuned: bool = False) 
     """Computes FlexAttention of (1, heads, S, D); shared heads by its own flag. ``tuned``: in the
     fastest of its own block sizes, with bulk copies forward, which are off by default."""
     function, mask = _compiled(point, q.device, tuned)
-    out: Tensor = function(
-        q, k, v, block_mask=mask, scale=point.scale, enable_gqa=point.heads != point.kv_heads,
-        kernel_options={"fwd_USE_TMA": True} if tuned else None,
-    )  # fmt: skip
+    options = {"scale": point.scale, "enable_gqa": point.heads != point.kv_heads}
+    bulk = {"fwd_USE_TMA": True} if tuned else None
+    out: Tensor = function(q, k, v, block_mask=mask, kernel_options=bulk, **options)
     return out

@@ -58,8 +58,8 @@ class Record:
     def json(self, environment: dict[str, Any], clocks: dict[str, str] | None) -> str:
         """Returns one JSON line; NaN and infinity become text, since JSON lacks them."""
         content = asdict(self)
-        more = content.pop("more")
-        line = json.dumps({**content, **more, "clocks": clocks, "environment": environment})
+        content |= content.pop("more")
+        line = json.dumps({**content, "clocks": clocks, "environment": environment})
         return json.dumps(json.loads(line, parse_constant=lambda name: str(float(name))))
 
 
@@ -68,21 +68,21 @@ def earlier(path: Path, here: dict[str, Any]) -> list[Record]:
 
     Ours: by the same sources and compiler; the others: by the same torch and cuDNN.
     """
-    found: dict[tuple[str, str], Record] = {}
+    latest: dict[tuple[str, str], Record] = {}
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
-            more = json.loads(line)
-            there, _ = more.pop("environment"), more.pop("clocks")
-            known = {one.name: more.pop(one.name) for one in fields(Record) if one.name != "more"}
+            other = json.loads(line)
+            there, _ = other.pop("environment"), other.pop("clocks")
+            values = {x.name: other.pop(x.name) for x in fields(Record) if x.name != "more"}
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # another fact, or a line that was being written when its run was cut
-        same = ("source", "triton") if is_ours(known["contender"]) else ("torch", "cudnn")
+        same = ("source", "triton") if is_ours(values["contender"]) else ("torch", "cudnn")
         # These may be free, or installed, by now.
-        again = known["status"] in ("oom", "unsupported")
+        again = values["status"] in ("oom", "unsupported")
         if not again and all(there[key] == here[key] for key in ("device", *same)):
-            known["share"] = known["share"] and float(known["share"])
-            found[known["case"], known["contender"]] = Record(**known, more=more)
-    return list(found.values())
+            values["share"] = values["share"] and float(values["share"])
+            latest[values["case"], values["contender"]] = Record(**values, more=other)
+    return list(latest.values())
 
 
 def effort(point: Point, device: torch.device) -> timing.Effort:
@@ -127,18 +127,17 @@ def timed(
     peak: float | None,
 ) -> Record:
     """Returns the record of a right contender, without a figure if that is impossible or none."""
+    record = Record(case, contender, "ok", share=verdict.share, errors=verdict.errors)
     if result is None:
-        return Record(case, contender, "ok", share=verdict.share, errors=verdict.errors)
-    refused = timing.above_peak(flops, result, peak)
-    if refused:
-        return Record(
-            case, contender, "refused", refused, flops, share=verdict.share, errors=verdict.errors
-        )
-    return Record(
-        case, contender, "ok", None, flops, result.median_ms, result.p20_ms, result.p80_ms,
-        timing.tflops(flops, result.median_ms), verdict.share, verdict.errors,
-        {"calls_per_sample": result.calls},
-    )  # fmt: skip
+        return record
+    record.flops = flops
+    if refused := timing.above_peak(flops, result, peak):
+        record.status, record.reason = "refused", refused
+        return record
+    record.median_ms, record.p20_ms, record.p80_ms = result.median_ms, result.p20_ms, result.p80_ms
+    record.tflops = timing.tflops(flops, result.median_ms)
+    record.more = {"calls_per_sample": result.calls}
+    return record
 
 
 def measure(
@@ -160,11 +159,8 @@ def measure(
         DeviceLost: this process can measure no more.
     """
     reasons = {name: CONTENDERS[name].unsupported(point, device) for name in names}
-    records = {
-        name: Record(point.name, name, "unsupported", reason)
-        for name, reason in reasons.items()
-        if reason
-    }
+    unable = {name: reason for name, reason in reasons.items() if reason}
+    records = {x: Record(point.name, x, "unsupported", reason) for x, reason in unable.items()}
     if able := [name for name in names if name not in records]:
         try:
             _measure(point, able, device, say, peak, mark, check_only, records)
@@ -211,7 +207,7 @@ def _measure(
             results = first()
             verdict = checks.check(results, want, point.torch_dtype, quantized=contender.quantized)
             if verdict.reason is None:
-                calls = [first, *(contender.prepare(point, one) for one in sets[1:])]
+                calls = [first, *(contender.prepare(point, inputs) for inputs in sets[1:])]
                 ready[name] = _Right(calls, verdict, results if contender.deterministic else {})
             else:
                 records[name] = Record(

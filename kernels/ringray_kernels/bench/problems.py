@@ -63,10 +63,8 @@ class Point:
         mask = self.mask if self.window is None else f"window{short(self.window)}"
         heads = f"h{self.heads}" + ("" if self.kv_heads == self.heads else f"x{self.kv_heads}")
         form = () if self.form == "plain" else (self.form,)
-        return "/".join(
-            (self.direction, mask, short(self.seq_len), f"d{self.head_dim}", heads,
-             DTYPES[self.dtype].short, *form)
-        )  # fmt: skip
+        sizes = short(self.seq_len), f"d{self.head_dim}", heads, DTYPES[self.dtype].short
+        return "/".join((self.direction, mask, *sizes, *form))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,14 +116,10 @@ class Point:
 
     def visible(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Returns the half-open range of keys that each query sees; int64 (S,), non-decreasing."""
-        bounds = self.boundaries
-        return visible_range(
-            torch.arange(self.seq_len, device=device),
-            self.seq_len,
-            causal=self.causal,
-            window=self.window,
-            cu_seqlens=None if bounds is None else torch.tensor(bounds, device=device),
-        )
+        bounds, n = self.boundaries, self.seq_len
+        cu = None if bounds is None else torch.tensor(bounds, device=device)
+        positions, causal = torch.arange(n, device=device), self.causal
+        return visible_range(positions, n, causal=causal, window=self.window, cu_seqlens=cu)
 
 
 class Inputs(NamedTuple):
@@ -242,7 +236,7 @@ def points(which: Which, device: str) -> list[Point]:
         Point("window", 64 * k, window=4 * k),
         Point("documents", 64 * k),
     ]
-    more = [
+    rest = [
         Point("full", 4 * k),
         Point("full", 1 * k),
         Point("full", 16 * k, head_dim=64),
@@ -252,7 +246,7 @@ def points(which: Which, device: str) -> list[Point]:
         Point("causal", 128 * k, heads=4, kv_heads=4),
         Point("full", 128 * k, heads=4, kv_heads=4),
     ]
-    return [*first, *_both(long), *_both(others), *_both(more)]
+    return [*first, *_both(long), *_both(others), *_both(rest)]
 
 
 def is_headline(point: Point) -> bool:

@@ -24,25 +24,25 @@ def table(records: Sequence[Record]) -> list[str]:
         records[0].case,
         _COLUMNS.format("", "median ms", "p20 - p80", "TFLOP/s", "x ours", "error", "").rstrip(),
     ]
-    unable = [one for one in records if one.status == "unsupported"]
-    for one in records:
-        if one in unable:
+    unable = [record for record in records if record.status == "unsupported"]
+    for record in records:
+        if record in unable:
             continue
-        error = "" if one.share is None else f"{one.share:.2f}"
-        if one.median_ms is None or one.p20_ms is None or one.p80_ms is None:
-            note = f"{one.status}: {one.reason}" if one.reason else one.status
-            lines.append(_COLUMNS.format(one.contender, "-", "-", "-", "-", error, note))
+        error = "" if record.share is None else f"{record.share:.2f}"
+        if record.median_ms is None or record.p20_ms is None or record.p80_ms is None:
+            note = f"{record.status}: {record.reason}" if record.reason else record.status
+            lines.append(_COLUMNS.format(record.contender, "-", "-", "-", "-", error, note))
             continue
-        ratio = f"{one.median_ms / ours:.2f}" if ours else "-"
-        spread = f"{_milliseconds(one.p20_ms)} - {_milliseconds(one.p80_ms)}"
-        rate = "-" if one.tflops is None else f"{one.tflops:.1f}"
+        ratio = f"{record.median_ms / ours:.2f}" if ours else "-"
+        spread = f"{_milliseconds(record.p20_ms)} - {_milliseconds(record.p80_ms)}"
+        rate = "-" if record.tflops is None else f"{record.tflops:.1f}"
         line = _COLUMNS.format(
-            one.contender, _milliseconds(one.median_ms), spread, rate, ratio, error, ""
+            record.contender, _milliseconds(record.median_ms), spread, rate, ratio, error, ""
         )
         lines.append(line.rstrip())
     by_reason: dict[str | None, list[str]] = {}
-    for one in unable:
-        by_reason.setdefault(one.reason, []).append(one.contender)
+    for record in unable:
+        by_reason.setdefault(record.reason, []).append(record.contender)
     lines += [f"  unsupported: {', '.join(names)}: {why}" for why, names in by_reason.items()]
     return lines
 
@@ -51,9 +51,9 @@ def ring_line(record: Record) -> str:
     """Returns the line of a virtual ring."""
     if record.status != "ok" or record.median_ms is None:
         return f"{record.case}  {record.status}: {record.reason}"
-    more = record.more
+    ring = record.more
     return (
         f"{record.case}  hops {_milliseconds(record.median_ms)} ms, one call "
-        f"{_milliseconds(more['whole_ms'])} ms, sum {more['overhead']:.3f}, slowest rank "
-        f"{more['critical_path']:.4f} (1/N {more['ideal']:.4f}), error {record.share or 0:.2f}"
+        f"{_milliseconds(ring['whole_ms'])} ms, sum {ring['overhead']:.3f}, slowest rank "
+        f"{ring['critical_path']:.4f} (1/N {ring['ideal']:.4f}), error {record.share or 0:.2f}"
     )

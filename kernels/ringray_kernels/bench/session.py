@@ -23,7 +23,7 @@ class BenchSession:
     """A run on ``device`` with the contenders ``names``, which also writes records to ``file``.
 
     It starts no case after ``minutes`` and ends the process after ``patience_s`` seconds without
-    progress, see ``Watchdog``. It does not measure ``found``, the records of earlier runs, again.
+    progress, see ``Watchdog``. It does not measure ``earlier``, the records of earlier runs, again.
     ``only``: texts in names of cases. ``staged``: it is one of several processes of a
     run, and writes more facts.
     """
@@ -35,7 +35,7 @@ class BenchSession:
         file: TextIO | None,
         minutes: float,
         patience_s: float = PATIENCE_S,
-        found: Sequence[Record] = (),
+        earlier: Sequence[Record] = (),
         *,
         only: Sequence[str] = ("",),
         staged: bool = False,
@@ -45,8 +45,8 @@ class BenchSession:
         self.environment = machine.environment(device)
         self.minutes = minutes
         self.deadline = time.monotonic() + 60 * minutes
-        self.records = list(found)
-        self._found = {(one.case, one.contender): one.status for one in found}
+        self.records = list(earlier)
+        self._found = {(record.case, record.contender): record.status for record in earlier}
         self.only, self.check_only = only, False
         self.lost = False
         self.skipped: list[str] = []
@@ -83,10 +83,10 @@ class BenchSession:
         if self.skipped:
             print(f"\nnot started within {self.minutes:g} minutes: {', '.join(self.skipped)}")
         bad = [
-            f"{one.case} {one.contender}: {one.status}, {one.reason}"
-            for one in self.records
-            if one.status == "refused"
-            or (contenders.is_ours(one.contender) and one.status not in ("ok", "unsupported"))
+            f"{record.case} {record.contender}: {record.status}, {record.reason}"
+            for record in self.records
+            if record.status == "refused"
+            or (contenders.is_ours(record.contender) and record.status not in ("ok", "unsupported"))
         ]
         if bad:
             print("\nfailures:\n" + "\n".join(bad))
@@ -147,17 +147,16 @@ class BenchSession:
         beside = [name for name in self.names if well and name == "ringray" and name not in new]
 
         def measured() -> list[Record]:
-            return measure.measure(
-                point, [*beside, *new], self.device, self._say, peak=self._peak(point.dtype),
-                mark=self.watchdog.mark, check_only=self.check_only,
-            )  # fmt: skip
+            both, peak = [*beside, *new], self._peak(point.dtype)
+            options: dict[str, Any] = {"mark": self.watchdog.mark, "check_only": self.check_only}
+            return measure.measure(point, both, self.device, self._say, peak=peak, **options)
 
         if able or (new and not self._found):
             self._case(point.name, measured, report.table, new)
 
     def _ring(self, bench: VirtualBench, ring: VirtualPoint) -> None:
-        def lines(found: Sequence[Record]) -> list[str]:
-            return [report.ring_line(record) for record in found]
+        def lines(records: Sequence[Record]) -> list[str]:
+            return [report.ring_line(record) for record in records]
 
         if any((ring.name(way), "ringray") not in self._found for way in ("forward", "backward")):
             self._case(ring.label, lambda: bench.measure(ring, self._say), lines)
@@ -167,29 +166,29 @@ class BenchSession:
         name: str,
         measured: Callable[[], list[Record]],
         lines: Callable[[Sequence[Record]], list[str]],
-        kept: Sequence[str] | None = None,
+        names: Sequence[str] | None = None,
     ) -> None:
         if time.monotonic() > self.deadline:
-            self.skipped.append(name if kept is None else f"{name} ({', '.join(kept)})")
+            self.skipped.append(name if names is None else f"{name} ({', '.join(names)})")
             return
         self.case = name
         print(name, file=sys.stderr, flush=True)
         lost: measure.DeviceLost | None = None
         try:
-            found = measured()
+            records = measured()
         except measure.DeviceLost as error:
-            found, lost = error.records, error
+            records, lost = error.records, error
         clocks = None if lost else machine.clocks(self.device)
-        self._keep([one for one in found if kept is None or one.contender in kept], clocks)
-        if found:
-            print("\n".join(lines(found)) + "\n", flush=True)
+        self._keep([x for x in records if names is None or x.contender in names], clocks)
+        if records:
+            print("\n".join(lines(records)) + "\n", flush=True)
         if lost:
             raise lost
 
-    def _keep(self, found: Sequence[Record], clocks: dict[str, str] | None) -> None:
+    def _keep(self, records: Sequence[Record], clocks: dict[str, str] | None) -> None:
         """Keeps records and writes them to the file at once."""
-        self.records += found
-        for record in found:
+        self.records += records
+        for record in records:
             self._write(record.json(self.environment, clocks))
 
     def _write(self, line: str) -> None:

@@ -31,10 +31,10 @@ def memcheck(session: BenchSession) -> None:
     """Runs ours in few calls, under a tool that sees accesses out of bounds."""
     # Each tensor is an allocation of its own; read at the first one.
     os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-    bad = {one.contender for one in session.records if one.status in ("failed", "wrong")}
+    bad = {record.contender for record in session.records if record.status in ("failed", "wrong")}
     names = [name for name in _ours(session) if name not in bad]
     points = problems.smoke_points(session.device.type)
-    for point in (one for one in points if one.form == "hops" and one.head_dim <= 128):
+    for point in (p for p in points if p.form == "hops" and p.head_dim <= 128):
         for name in names:
             if CONTENDERS[name].unsupported(point, session.device) is None:
                 CONTENDERS[name].prepare(point, problems.make_inputs(point, session.device, 0))()
@@ -49,11 +49,9 @@ def _headlines(session: BenchSession) -> list[Point]:
 
 def _others(session: BenchSession) -> list[Point]:
     """Returns dense points of other head dims, lengths and head counts."""
-    every = problems.points("all", session.device.type)
-    return [
-        p for p in every
-        if p.mask in ("full", "causal") and p.seq_len <= _LONGEST and not problems.is_headline(p)
-    ]  # fmt: skip
+    short = [p for p in problems.points("all", session.device.type) if p.seq_len <= _LONGEST]
+    dense = [p for p in short if p.mask in ("full", "causal")]
+    return [point for point in dense if not problems.is_headline(point)]
 
 
 def _check(session: BenchSession, *, portable: bool) -> None:
@@ -88,9 +86,9 @@ WORK: dict[str, Callable[[BenchSession], bool | None]] = {
     "forward": partial(_against, "forward"),
     "backward": partial(_against, "backward"),
     "sparse": _sparse,
-    "sweep": lambda one: one.points(_others(one), [*filter(is_ours, one.names)]),
-    "flex-attention": lambda session: session.last(_headlines(session)),
+    "sweep": lambda bench: bench.points(_others(bench), [*filter(is_ours, bench.names)]),
+    "flex-attention": lambda bench: bench.last(_headlines(bench)),
     "summary": BenchSession.summary,
-    "quick": lambda one: one.measure(*cases("quick", one)),
-    "all": lambda one: one.measure(*cases("all", one)),
+    "quick": lambda bench: bench.measure(*cases("quick", bench)),
+    "all": lambda bench: bench.measure(*cases("all", bench)),
 }

@@ -97,17 +97,13 @@ def interleaved(
                 continue
             mark(f"timing {name}")
             try:
-                one = sample(contenders[name], counts[name], turn * counts[name], device)
+                each = sample(contenders[name], counts[name], turn * counts[name], device)
             except Exception as error:
                 failed[name] = error.with_traceback(None)
             else:
-                samples[name].append(one)
-    timings: dict[str, Timing | Exception] = {
-        name: Timing.of(found, counts[name])
-        for name, found in samples.items()
-        if name not in failed
-    }
-    return timings | failed
+                samples[name].append(each)
+    timed = [name for name in samples if name not in failed]
+    return {**{name: Timing.of(samples[name], counts[name]) for name in timed}, **failed}
 
 
 def above_peak(flops: float, timing: Timing, peak_tflops: float | None) -> str | None:
@@ -135,10 +131,10 @@ class Clock:
         if self.device.type == "cuda":
             torch.cuda._sleep(cycles)
 
-    def time(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def time(self, call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Times a call and returns its result."""
         start = self._now()
-        result = call(*given, **named)
+        result = call(*arguments, **named)
         self.marks.append((start, self._now()))
         return result
 

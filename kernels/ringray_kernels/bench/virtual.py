@@ -80,14 +80,11 @@ class VirtualRing:
         for rank in self.ranks:
             clock.head_start()
             state: State | None = None
-            for i, hop in enumerate(rank.forward):
-                last = i == len(rank.forward) - 1
-                out_dtype = rank.shard.q.dtype if last else None
-                k, v = self._cut(hop)
-                state = clock.time(
-                    ringray_kernels.forward, rank.shard.q, k, v, hop.start, hop.end, state=state,
-                    out_dtype=out_dtype, **self.more,
-                )  # fmt: skip
+            for hop in rank.forward:
+                q, out_dtype = rank.shard.q, rank.shard.q.dtype if hop is rank.forward[-1] else None
+                operands = q, *self._cut(hop), hop.start, hop.end
+                options = {"state": state, "out_dtype": out_dtype, **self.more}
+                state = clock.time(ringray_kernels.forward, *operands, **options)
             assert state is not None
             rank.state = state
 
@@ -109,13 +106,11 @@ class VirtualRing:
         for rank in self.ranks:
             clock.head_start()
             for hop in rank.backward:
-                k, v = self._cut(hop)
                 dk, dv = (x[:, :, hop.rows] for x in self.ranks[hop.owner].grads[1:])
-                clock.time(
-                    ringray_kernels.backward, rank.shard.dout, rank.shard.q, k, v, rank.state.lse,
-                    rank.delta, hop.start, hop.end, dq=rank.grads[0], dk=dk, dv=dv,
-                    out=rank.state.out, **self.more,
-                )  # fmt: skip
+                sums = {"dq": rank.grads[0], "dk": dk, "dv": dv}
+                (q, _, _, dout), (out, lse) = rank.shard, rank.state
+                operands = dout, q, *self._cut(hop), lse, rank.delta, hop.start, hop.end
+                clock.time(ringray_kernels.backward, *operands, out=out, **sums, **self.more)
 
     def assembled(self, direction: Direction) -> dict[str, Tensor]:
         """Returns the results of the whole sequence, in q's dtype."""
@@ -166,13 +161,12 @@ class VirtualBench:
             whole = VirtualRing(replace(point, world_size=1), inputs, self.backend)
             for direction in DIRECTIONS:
                 verdicts = []
-                for one in (ring, whole):
+                for ranks in (ring, whole):
                     if direction == "backward":
-                        one.prepare_backward()
-                    getattr(one, direction)(clock)
-                    verdicts.append(
-                        checks.check(one.assembled(direction), right[direction], inputs.q.dtype)
-                    )
+                        ranks.prepare_backward()
+                    getattr(ranks, direction)(clock)
+                    results = ranks.assembled(direction)
+                    verdicts.append(checks.check(results, right[direction], inputs.q.dtype))
                 clock.milliseconds()
                 case, (verdict, once) = point.name(direction), verdicts
                 if verdict.reason or once.reason:
@@ -211,9 +205,9 @@ class VirtualBench:
             hops.append(clock.milliseconds())
         medians = iter(np.median(hops, 0).tolist())
         by_rank = [[next(medians) for _ in getattr(rank, direction)] for rank in ring.ranks]
-        ranks_ms = [sum(one) for one in by_rank]
+        ranks_ms = [*map(sum, by_rank)]
         one_call = float(np.median(once))
-        total = replace(timing.Timing.of([sum(one) for one in hops]), median_ms=sum(ranks_ms))
+        total = replace(timing.Timing.of([*map(sum, hops)]), median_ms=sum(ranks_ms))
         flops = replace(point.whole, direction=direction).flops
         case = point.name(direction)
         record = measure.timed(case, "ringray", flops, verdict, total, self.peak)

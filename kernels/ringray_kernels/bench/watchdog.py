@@ -39,10 +39,10 @@ class Watchdog:
     def _watch(self) -> None:
         while True:
             doing, since = self._last
-            left = since + self.patience_s - time.monotonic()
-            if left <= 0:
+            seconds = since + self.patience_s - time.monotonic()
+            if seconds <= 0:
                 break
-            if self._over.wait(left):
+            if self._over.wait(seconds):
                 return
         try:
             self._hung(doing)
