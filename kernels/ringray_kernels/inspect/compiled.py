@@ -153,10 +153,8 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
         launch = launches.dq_launch(operands, backward, target, dtype)
     else:
         *_, launch = launches.dkv_launches(operands, backward, start, end, target, dtype)
-    problem = Problem(
-        case.kernel, case.head_dim, dtype.itemsize, case.group, True, values,
-        operands.extended,
-    )  # fmt: skip
+    sizes = case.head_dim, dtype.itemsize, case.group
+    problem = Problem(case.kernel, *sizes, True, values, operands.extended)
     config = configured(case.config, problem, target)
     return launch, config
 
@@ -184,10 +182,8 @@ def compile_case(case: Case) -> Compiled:
         for parts in ([code], loops, whole_tiles(loops))
     )
     counts = {name: count(code, pattern) for name, pattern in syntax.classes.items()}
-    return Compiled(
-        case, config, registers, spilled, inner, whole, made.metadata.shared, serialised, counts,
-        listing, dict(made.asm),
-    )  # fmt: skip
+    spills, shared, asm = (spilled, inner, whole), made.metadata.shared, dict(made.asm)
+    return Compiled(case, config, registers, *spills, shared, serialised, counts, listing, asm)
 
 
 def _number(pattern: str, text: str) -> int:

@@ -41,10 +41,8 @@ def compile_all(cases: Sequence[Case]) -> Iterator[tuple[Case, Compiled | str]]:
 
 def record(case: Case, result: Compiled | str) -> dict[str, Any]:
     """Returns one JSON line, without the disassembly."""
-    line: dict[str, Any] = {
-        **asdict(case),
-        "config": None if case.config is None else str(case.config),
-    }
+    config = None if case.config is None else str(case.config)
+    line: dict[str, Any] = {**asdict(case), "config": config}
     if isinstance(result, str):
         return {**line, "status": "failed", "reason": result}
     facts = {k: v for k, v in asdict(result).items() if k not in ("case", "listing", "asm")}
@@ -57,12 +55,8 @@ def main(targets: Sequence[str], head_dims: Sequence[int], json_path: Path | Non
     Units: registers per thread; spilled bytes per thread, in all and in the inner loops; shared
     memory in KiB.
     """
-    print(
-        _COLUMNS.format(
-            "target", "kernel", "dim", "dtype", "config", "regs", "spill", "inner", "shared",
-            "instructions",
-        )
-    )  # fmt: skip
+    names = "target kernel dim dtype config regs spill inner shared instructions"
+    print(_COLUMNS.format(*names.split()))
     failed = 0
     for case, result in compile_all(default_cases(targets, head_dims)):
         if json_path is not None:
@@ -74,12 +68,8 @@ def main(targets: Sequence[str], head_dims: Sequence[int], json_path: Path | Non
             print(_COLUMNS.format(*start, "-", *"----", result), flush=True)
             continue
         kinds = ", ".join(f"{n} {name}" for name, n in result.instructions.items() if n)
-        print(
-            _COLUMNS.format(
-                *start, str(result.config), result.registers, result.spilled, result.inner_spilled,
-                f"{result.shared_bytes / 1024:.0f}",
-                kinds + (" SERIALISED" if result.serialised else ""),
-            ),
-            flush=True,
-        )  # fmt: skip
+        kinds += " SERIALISED" if result.serialised else ""
+        spills, kib = (result.spilled, result.inner_spilled), f"{result.shared_bytes / 1024:.0f}"
+        line = _COLUMNS.format(*start, str(result.config), result.registers, *spills, kib, kinds)
+        print(line, flush=True)
     return int(failed > 0)
