@@ -55,11 +55,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        *,
-        keep: int = 2,
-        note: Callable[[str], object] = warnings.warn,
+        self, folder: str | Path, *, keep: int = 2, note: Callable[[str], object] = warnings.warn
     ) -> None:
         with refusing(comm := connect(None)):
             self.folder, self._keep, self._note = Path(folder), keep, note
@@ -129,11 +125,8 @@ class Checkpoints:
         for name, value in values.items():
             if isinstance(value, np.generic):  # a learning rate
                 values[name] = value.item()
-        self._writing = async_save(
-            {"model": weights, "optimizer": values},
-            storage_writer=Writer(place),
-            process_group=self._group,
-        )
+        state = {"model": weights, "optimizer": values}
+        self._writing = async_save(state, storage_writer=Writer(place), process_group=self._group)
 
     def wait(self) -> None:
         """Waits until the last save is complete; removes those beyond ``keep``.
@@ -190,10 +183,8 @@ class Checkpoints:
                 damage.append(f"checkpoint {place} is damaged: {_told(error)}")
                 self._damaged.add(place)
                 continue
-            set_state_dict(
-                model, optimizer, model_state_dict=state["model"],
-                optim_state_dict=state["optimizer"], options=_FLAT,
-            )  # fmt: skip
+            loaded = {"model_state_dict": state["model"], "optim_state_dict": state["optimizer"]}
+            set_state_dict(model, optimizer, **loaded, options=_FLAT)
             agree(self._comm, AgreedCall("load", facts=reader.facts))
             if damage and self._rank == 0:
                 step = reader.facts["step"]

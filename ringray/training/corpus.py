@@ -92,22 +92,23 @@ class Corpus:
         it; those from ``seq_len`` on are padding."""
         first = number * seq_len
         inside = positions < seq_len
-        at = first + np.minimum(positions, seq_len - 1)
-        tokens = np.where(inside, self._tokens(at), 0)
+        places = first + np.minimum(positions, seq_len - 1)
+        tokens = np.where(inside, self._tokens(places), 0)
         ends = self._ends(first, first + seq_len)
-        following = np.where(np.isin(at + 1, self._all_ends(first, first + seq_len)), -1, at + 1)
+        following = places + 1
+        begins = np.isin(following, self._all_ends(first, first + seq_len))
         labels = np.full_like(tokens, NO_LABEL)
-        known = inside & (following >= 0)
-        labels[known] = self._tokens(following[known])
+        labelled = inside & ~begins
+        labels[labelled] = self._tokens(following[labelled])
         return SequenceRows(tokens, labels, ends)
 
-    def _tokens(self, at: Ints) -> Ints:
+    def _tokens(self, places: Ints) -> Ints:
         """Returns the tokens at some places of the endless order of documents."""
-        found = np.empty(at.shape, np.int64)
-        for epoch in np.unique(at // self.tokens):
-            here = at // self.tokens == epoch
+        tokens = np.empty(places.shape, np.int64)
+        for epoch in np.unique(places // self.tokens):
+            here = places // self.tokens == epoch
             order, begins = self._order(int(epoch))
-            place = at[here] - epoch * self.tokens
+            place = places[here] - epoch * self.tokens
             which = np.searchsorted(begins, place, side="right") - 1
             number, begin, _ = self._pieces[order[which]].T
             inside = begin + place - begins[which]
@@ -115,8 +116,8 @@ class Corpus:
             for file in np.unique(number):
                 some = number == file
                 values[some] = self._files[file][inside[some]]
-            found[here] = values
-        return found
+            tokens[here] = values
+        return tokens
 
     def _ends(self, first: int, last: int) -> Ints:
         """Returns the boundaries of documents of a sequence, from 0 to its length."""
@@ -126,13 +127,13 @@ class Corpus:
 
     def _all_ends(self, first: int, last: int) -> Ints:
         """Returns where documents end in [first, last], the ends of epochs included."""
-        found = []
+        every_end = []
         for epoch in range(first // self.tokens, last // self.tokens + 1):
             _, begins = self._order(epoch)
             ends = np.append(begins[1:], self.tokens) + epoch * self.tokens
             low, high = np.searchsorted(ends, [first, last + 1])
-            found.append(ends[low:high])
-        return np.concatenate(found)
+            every_end.append(ends[low:high])
+        return np.concatenate(every_end)
 
     @lru_cache(maxsize=4)  # noqa: B019  # a corpus lives as long as its training
     def _order(self, epoch: int) -> tuple[Ints, Ints]:
@@ -152,20 +153,20 @@ class RandomTokens:
         """Returns rows of a sequence, as ``Corpus.rows``."""
         drawn = np.random.default_rng([self.seed, number])
         whole = drawn.integers(self.vocabulary, size=seq_len + 1, dtype=np.int64)
-        at = np.minimum(positions, seq_len - 1)
-        labels = np.where(positions < seq_len, whole[at + 1], NO_LABEL)
-        return SequenceRows(whole[at], labels, np.array([0, seq_len]))
+        places = np.minimum(positions, seq_len - 1)
+        labels = np.where(positions < seq_len, whole[places + 1], NO_LABEL)
+        return SequenceRows(whole[places], labels, np.array([0, seq_len]))
 
 
 def _files(paths: Sequence[str | Path]) -> Iterable[Path]:
-    for given in (Path(path).expanduser() for path in paths):
-        if given.is_dir():
-            some = (one for one in given.rglob("*") if one.suffix in _SUFFIXES and one.is_file())
-            yield from sorted(one for one in some if not one.name.endswith(".ends.npy"))
-        elif given.is_file():
-            yield given
+    for path in (Path(path).expanduser() for path in paths):
+        if path.is_dir():
+            some = (file for file in path.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+            yield from sorted(file for file in some if not file.name.endswith(".ends.npy"))
+        elif path.is_file():
+            yield path
         else:
-            raise CorpusError(f"corpus: {given} is neither a file nor a folder")
+            raise CorpusError(f"corpus: {path} is neither a file nor a folder")
 
 
 def _listed(paths: Sequence[str | Path]) -> str:
@@ -178,12 +179,12 @@ def _mapped(file: Path) -> NDArray[Any]:
         raise CorpusError(f"corpus: {file} is empty")
     if file.suffix != ".npy":
         try:
-            found = np.memmap(file, np.uint8, "r")
+            text = np.memmap(file, np.uint8, "r")
         except OSError as error:
             raise CorpusError(f"corpus: {file}: {reason_of(error)}") from None
-        if _CONTROL & set(found[:_LOOKED_AT].tolist()):
+        if _CONTROL & set(text[:_LOOKED_AT].tolist()):
             raise CorpusError(f"corpus: {file} is binary, expected text or a .npy array of tokens")
-        return found
+        return text
     try:
         array: NDArray[Any] = np.load(file, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError) as error:
@@ -220,17 +221,17 @@ def _tokenized(
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise CorpusError(f"tokenizer: {folder} holds none: {str(error)[:200]}") from None
-    parts = sorted((one.name, one.stat().st_mtime_ns) for one in folder.glob("*.*"))
+    parts = sorted((part.name, part.stat().st_mtime_ns) for part in folder.glob("*.*"))
     place = Path(kept) if kept is not None else folder / "tokens"
     place.mkdir(parents=True, exist_ok=True)
-    found = []
+    token_files = []
     for file in files:
         if file.suffix == ".npy":
-            found.append(file)
+            token_files.append(file)
             continue
         _mapped(file)  # is text
-        known = f"{file.resolve()} {file.stat().st_mtime_ns} {folder.resolve()} {parts}"
-        made = place / f"{file.stem}-{hashlib.sha256(known.encode()).hexdigest()[:12]}.npy"
+        identity = f"{file.resolve()} {file.stat().st_mtime_ns} {folder.resolve()} {parts}"
+        made = place / f"{file.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}.npy"
         if not made.exists():
             try:
                 text = file.read_text(encoding="utf-8")
@@ -240,5 +241,5 @@ def _tokenized(
             aside = made.with_suffix(f".{os.getpid()}.tmp.npy")
             np.save(aside, np.array(ids["input_ids"], np.uint32))
             aside.replace(made)
-        found.append(made)
-    return found, len(tokenizer)
+        token_files.append(made)
+    return token_files, len(tokenizer)

@@ -134,11 +134,8 @@ def _refuse_new(tried: set[nn.Module], model: nn.Module, _: Any) -> None:
 
 def _layers(model: nn.Module) -> list[nn.Module]:
     """Returns the layers of a model: of its longest list of modules of one class."""
-    lists = [
-        list(part.children())
-        for part in model.modules()
-        if isinstance(part, nn.ModuleList | nn.ModuleDict)
-    ]
+    containers = (x for x in model.modules() if isinstance(x, nn.ModuleList | nn.ModuleDict))
+    lists = [list(container.children()) for container in containers]
     alike = [some for some in lists if len({*map(type, some)}) == 1]
     # Containers cannot be sharded.
     called = [some for some in alike if type(some[0]).forward is not nn.Module.forward]
@@ -151,10 +148,9 @@ def _split(model: Decoder, mesh: Mesh) -> None:
     def gathered() -> ParallelStyle:
         """Makes a module take rows of all, and sums and shards its result: it may compute some
         rows at a time."""
-        return PrepareModuleInputOutput(
-            input_layouts=rows, desired_input_layouts=Replicate(), use_local_input=True,
-            output_layouts=Partial(), desired_output_layouts=rows,
-        )  # fmt: skip
+        whole: dict[str, Any] = {"desired_input_layouts": Replicate(), "use_local_input": True}
+        summed: dict[str, Any] = {"output_layouts": Partial(), "desired_output_layouts": rows}
+        return PrepareModuleInputOutput(input_layouts=rows, **whole, **summed)
 
     layer: dict[str, ParallelStyle] = {
         "input_layernorm": SequenceParallel(use_local_output=True),
@@ -168,8 +164,8 @@ def _split(model: Decoder, mesh: Mesh) -> None:
         "mlp.down_proj": RowwiseParallel(output_layouts=Partial()),
     }
     group = mesh.whole["tp"]
-    for one in model.layers.values():
-        parallelize_module(one, group, layer)
+    for part in model.layers.values():
+        parallelize_module(part, group, layer)
     outer: dict[str, ParallelStyle] = {}
     if model.embed_tokens is not None:
         outer["embed_tokens"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=rows)

@@ -20,10 +20,9 @@ _NAMES = re.compile(
 )
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
 _TO_MARK = ("TUPLE", "APPENDS", "SETITEMS")  # take all that lies above the last mark
-_TAKES = {  # instructions, and how many objects they take from the stack
-    "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "SETITEM": 2, "BUILD": 1,
-    "STACK_GLOBAL": 2, "NEWOBJ": 2, "REDUCE": 2, "BINPERSID": 1,
-}  # fmt: skip
+# Instructions, and how many objects they take from the stack.
+_TAKES = dict.fromkeys(("TUPLE1", "APPEND", "BUILD", "BINPERSID"), 1) | {"TUPLE3": 3}
+_TAKES |= dict.fromkeys(("TUPLE2", "SETITEM", "STACK_GLOBAL", "NEWOBJ", "REDUCE"), 2)
 
 
 @dataclass(eq=False, slots=True)

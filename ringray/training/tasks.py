@@ -38,10 +38,10 @@ class Task(Protocol):
 
 def _rows(tokens: Ints, labels: Ints, positions: Ints) -> SequenceRows:
     """Returns some rows of one whole sequence."""
-    at = np.minimum(positions, len(tokens) - 1)
+    places = np.minimum(positions, len(tokens) - 1)
     inside = positions < len(tokens)
     ends = np.array([0, len(tokens)])
-    return SequenceRows(tokens[at], np.where(inside, labels[at], NO_LABEL), ends)
+    return SequenceRows(tokens[places], np.where(inside, labels[places], NO_LABEL), ends)
 
 
 class Retrieval:
@@ -71,9 +71,9 @@ class Retrieval:
         """Returns the shares of right values, lines from the first to the last."""
         each = [self._sequence(_EXAMINED + i, seq_len) for i in range(self.passes)]
         tokens, labels, depths = (np.stack(some) for some in zip(*each, strict=True))
-        (at,) = np.nonzero(labels[0] != NO_LABEL)
-        said = answer(tokens, at, range(self._VALUE, self.vocabulary))
-        right = said == labels[:, at]
+        (places,) = np.nonzero(labels[0] != NO_LABEL)
+        answers = answer(tokens, places, range(self._VALUE, self.vocabulary))
+        right = answers == labels[:, places]
         return [float(right[depths == depth].mean()) for depth in range(self.DEPTHS)]
 
     def _sequence(self, number: int, seq_len: int) -> tuple[Ints, Ints, Ints]:
@@ -129,13 +129,13 @@ class PointMass:
     def examine(self, answer: Answer, seq_len: int) -> list[float]:
         """Returns the model's share of the returns that can be had."""
         each = [self._known(_EXAMINED + i, seq_len) for i in range(self.EPISODES)]
-        goals, starts = (np.concatenate([one[i] for one in each]) for i in (0, 3))
-        tokens, place = np.stack([one[1] for one in each]), each[0][2]
+        goals, starts = (np.concatenate([episode[i] for episode in each]) for i in (0, 3))
+        tokens, place = np.stack([episode[1] for episode in each]), each[0][2]
         tokens[:, place] = self._RETURNS + 2
 
-        def act(at: Ints, speed: Ints) -> Ints:
+        def act(position: Ints, speed: Ints) -> Ints:
             nonlocal place
-            tokens[:, place + 1] = self._state(at, speed, goals)
+            tokens[:, place + 1] = self._state(position, speed, goals)
             actions = range(self._STATES, self._RETURNS)
             tokens[:, place + 2] = answer(tokens, np.array([place + 1]), actions)[:, 0]
             place += 2
@@ -144,11 +144,11 @@ class PointMass:
         reached = self._played(goals, starts, act)[1].sum()
         return [float(reached / self._played(goals, starts, partial(self.towards, goals))[1].sum())]
 
-    def towards(self, goal: Ints, at: Ints, speed: Ints) -> Ints:
+    def towards(self, goal: Ints, position: Ints, speed: Ints) -> Ints:
         """Returns the actions after which masses can stop nearest to their goals."""
         actions = np.array([[-1], [0], [1]])
         new = np.clip(speed + actions, -self.SPEED, self.SPEED)
-        missed = abs(goal - at - new * (abs(new) + 1) // 2)
+        missed = abs(goal - position - new * (abs(new) + 1) // 2)
         return np.asarray(missed.argmin(0) - 1)
 
     def _known(self, number: int, seq_len: int) -> tuple[Ints, Ints, int, Ints]:
@@ -160,9 +160,9 @@ class PointMass:
         targets, starts = drawn.integers(self.PLACES, size=(2, before))
         scripted = drawn.random(before) < 0.5
 
-        def act(at: Ints, speed: Ints) -> Ints:
+        def act(position: Ints, speed: Ints) -> Ints:
             some = drawn.integers(-1, 2, size=before)
-            return np.where(scripted, self.towards(targets, at, speed), some)
+            return np.where(scripted, self.towards(targets, position, speed), some)
 
         steps, gained = self._played(goal, starts, act)
         tokens = np.full(seq_len, self._RETURNS)
@@ -171,25 +171,22 @@ class PointMass:
 
     def _played(self, goal: Ints, start: Ints, policy: Policy) -> tuple[Ints, Ints]:
         """Returns the tokens of trajectories (B, T), and their returns (B,)."""
-        at, speed, gained = start, np.zeros_like(start), np.zeros_like(start)
-        found = []
+        position, speed, gained = start, np.zeros_like(start), np.zeros_like(start)
+        tokens = []
         for _ in range(self.STEPS):
-            action = policy(at, speed)
-            found += [self._state(at, speed, goal), self._STATES + 1 + action]
-            gained = gained + ((at == goal) & (speed == 0))
+            action = policy(position, speed)
+            tokens += [self._state(position, speed, goal), self._STATES + 1 + action]
+            gained = gained + ((position == goal) & (speed == 0))
             speed = np.clip(speed + action, -self.SPEED, self.SPEED)
-            moved = at + speed
-            at = np.clip(moved, 0, self.PLACES - 1)
-            speed = np.where(at == moved, speed, 0)  # a wall
+            moved = position + speed
+            position = np.clip(moved, 0, self.PLACES - 1)
+            speed = np.where(position == moved, speed, 0)  # a wall
         much = (gained > 0).astype(int) + (gained >= self.STEPS // 4)
-        return np.stack([self._RETURNS + much, *found], 1), gained
+        return np.stack([self._RETURNS + much, *tokens], 1), gained
 
-    def _state(self, at: Ints, speed: Ints, goal: Ints) -> Ints:
-        rewarded = (at == goal) & (speed == 0)
-        return np.asarray((rewarded * self.PLACES + at) * self._WIDTH + speed + self.SPEED)
+    def _state(self, position: Ints, speed: Ints, goal: Ints) -> Ints:
+        rewarded = (position == goal) & (speed == 0)
+        return np.asarray((rewarded * self.PLACES + position) * self._WIDTH + speed + self.SPEED)
 
 
-TASKS: dict[str, type[Retrieval] | type[PointMass]] = {
-    "lines": Retrieval,
-    "point-mass": PointMass,
-}
+TASKS: dict[str, type[Retrieval] | type[PointMass]] = {"lines": Retrieval, "point-mass": PointMass}

@@ -34,6 +34,9 @@ from ringray.training.recipe import Recipe, check
 from ringray.training.tasks import Task
 from ringray_kernels.dtypes import torch_dtype
 
+# Fields of a recipe that are options of the model.
+_DECODER = "scores", "mlp_rows", "loss_rows", "kept", "partition", "transport", "rope_theta"
+
 
 @dataclass(frozen=True)
 class TrainingStep:
@@ -73,25 +76,17 @@ class Trainer:
         self._before = 0  # sequences that others took, with as many steps
         stages, stage = mesh.degrees.pp, mesh.place("pp")
         self._first, self._last = stage == 0, stage == stages - 1
-        self.model = Decoder(
-            model, scores=recipe.scores, mlp_rows=recipe.mlp_rows, loss_rows=recipe.loss_rows,
-            kept=recipe.kept, partition=recipe.partition, transport=recipe.transport,
-            rope_theta=recipe.rope_theta, device=mesh.device,
-            first=stage * model.layers // stages, last=(stage + 1) * model.layers // stages,
-        )  # fmt: skip
+        first, last = (number * model.layers // stages for number in (stage, stage + 1))
+        options = {name: getattr(recipe, name) for name in _DECODER}
+        self.model = Decoder(model, first=first, last=last, device=mesh.device, **options)
         self.model.reset(recipe.seed)
         parallelize(self.model, mesh, dtype=torch_dtype(recipe.dtype))
         matrices = [weight for weight in self.model.parameters() if weight.dim() > 1]
         others = [weight for weight in self.model.parameters() if weight.dim() <= 1]
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": recipe.weight_decay},
-                {"params": others, "weight_decay": 0.0},
-            ],
-            lr=recipe.learning_rate,
-            betas=(0.9, 0.95),
-            fused=mesh.device == "cuda" or None,  # one pass over memory in place of several
-        )
+        decaying = {"params": matrices, "weight_decay": recipe.weight_decay}
+        groups = [decaying, {"params": others, "weight_decay": 0.0}]
+        fused = mesh.device == "cuda" or None  # one pass over memory in place of several
+        self.optimizer = torch.optim.AdamW(groups, recipe.learning_rate, (0.9, 0.95), fused=fused)
         self._positions = self._rows_of(recipe.seq_len)
         self._schedule = self._pipeline() if stages > 1 else None
 
@@ -132,17 +127,17 @@ class Trainer:
         flops = 3 * (self.size.token_flops * tokens + attention)
         return TrainingStep(self.done, loss, norm, tokens, flops)
 
-    def answers(self, tokens: Ints, at: Ints, among: range) -> Ints:
+    def answers(self, tokens: Ints, places: Ints, among: range) -> Ints:
         """Returns the likeliest of some tokens after places ``at`` (N,) of sequences (B, S), as a
         ``tasks.Answer``; every rank asks the same. Without stages."""
         comm = connect(None)
         with refusing(comm):
-            seq_len, size = tokens.shape[1], (len(tokens), len(at))
+            seq_len, size = tokens.shape[1], (len(tokens), len(places))
             likeliest_tokens = torch.zeros(size, dtype=torch.int64, device="cpu")
             mine = self._rows_of(seq_len)
-            which, row = np.nonzero(at[:, None] == mine)
+            which, row = np.nonzero(places[:, None] == mine)
             rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
-            agree(comm, AgreedCall("answers", shape=tokens.shape, places=at, among=among))
+            agree(comm, AgreedCall("answers", shape=tokens.shape, places=places, among=among))
         at_once = self.recipe.micro_batch
         for some, answers in zip(rows.split(at_once), likeliest_tokens.split(at_once), strict=True):
             with torch.no_grad():
@@ -175,7 +170,7 @@ class Trainer:
         for i in range(0, len(rows), width):
             some, weight = rows[i : i + width], weights[i : i + width].sum()
             tokens, labels = (
-                torch.cat([self._tensor(getattr(one, name)) for one in some])
+                torch.cat([self._tensor(getattr(row, name)) for row in some])
                 for name in ("tokens", "labels")
             )
             loss = self.model(tokens, labels=labels, **self._where(some[0]))
@@ -211,10 +206,8 @@ class Trainer:
         degrees, recipe = self.mesh.degrees, self.recipe
         rows = len(self._positions)
         assert rows == padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
-        stream = torch.empty(
-            1, rows // degrees.tp, self.size.hidden, device="meta", requires_grad=True,
-            dtype=torch_dtype(recipe.dtype),
-        )  # fmt: skip
+        shape, dtype = (1, rows // degrees.tp, self.size.hidden), torch_dtype(recipe.dtype)
+        stream = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         ids = torch.empty(1, rows, dtype=torch.int64, device="meta")
         loss = torch.empty(1, dtype=torch.float32, device="meta", requires_grad=True)
         # Schedules join what micro-batches return, which a scalar does not allow.
@@ -222,17 +215,17 @@ class Trainer:
             lambda _, __, out: out.reshape(1) if out.dim() == 0 else out
         )
         # Stages that are no neighbours have no first message together.
-        connect(self.mesh.group("pp")).open(torch.device(self.mesh.device))
-        stage = PipelineStage(
-            self.model, self.mesh.place("pp"), degrees.pp, torch.device(self.mesh.device),
-            input_args=(ids if self._first else stream,),
-            output_args=(loss if self._last else stream,),
-            group=self.mesh.group("pp"),
-        )  # fmt: skip
-        return Schedule1F1B(
-            stage, recipe.sequences // degrees.dp, scale_grads=False,
-            loss_fn=lambda loss, weight: (loss * weight.flatten()).sum(),
-        )  # fmt: skip
+        group, device = self.mesh.group("pp"), torch.device(self.mesh.device)
+        connect(group).open(device)
+        taken, made = (ids if self._first else stream,), (loss if self._last else stream,)
+        place = self.mesh.place("pp")
+        stage = PipelineStage(self.model, place, degrees.pp, device, taken, made, group=group)
+
+        def weighted(loss: Tensor, weight: Tensor) -> Tensor:
+            return (loss * weight.flatten()).sum()
+
+        micros = recipe.sequences // degrees.dp
+        return Schedule1F1B(stage, micros, loss_fn=weighted, scale_grads=False)
 
     def _read(self, number: int) -> SequenceRows:
         """Returns this rank's rows of a sequence; raises CorpusError for a token that the model
