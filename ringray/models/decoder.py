@@ -70,21 +70,18 @@ def again(function: Callable[..., Tensor], *inputs: Tensor, **options: Any) -> T
 
 
 class Layer(nn.Module):
-    """One layer of a decoder. ``kept``: for its backward pass."""
+    """One layer of a decoder, with a norm before each part. ``kept``: for its backward pass."""
 
     def __init__(
-        self, model: Model, scores: Scores, mlp_rows: int | None, kept: Kept,
-        eps: float, like: dict[str, Any], **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        kept: Kept,
+        norms: list[nn.RMSNorm],
+        attention: ContextParallelAttention,
+        mlp: GatedMLP,
+    ) -> None:
         super().__init__()
-        attention = WholeScores if scores == "whole" else ContextParallelAttention
-        self.input_layernorm = nn.RMSNorm(model.hidden, eps, **like)
-        self.self_attn = attention(
-            model.hidden, model.heads, num_kv_heads=model.kv_heads, head_dim=model.head_dim,
-            **options, **like,
-        )  # fmt: skip
-        self.post_attention_layernorm = nn.RMSNorm(model.hidden, eps, **like)
-        self.mlp = GatedMLP(model.hidden, model.intermediate, mlp_rows, **like)
+        self.input_layernorm, self.self_attn = norms[0], attention
+        self.post_attention_layernorm, self.mlp = norms[1], mlp
         self.kept = kept
 
     def forward(self, x: Tensor, **where: Any) -> Tensor:
@@ -139,13 +136,17 @@ class Decoder(nn.Module):
         like: dict[str, Any] = {"device": device, "dtype": dtype}
         self.size, self.loss_rows = model, loss_rows
         self.embed_tokens = nn.Embedding(model.vocab, model.hidden, **like) if first == 0 else None
+        whole, heads = scores == "whole", (model.hidden, model.heads)
+        options |= {"num_kv_heads": model.kv_heads, "head_dim": model.head_dim, **like}
+
+        def layer() -> Layer:
+            norms = [nn.RMSNorm(model.hidden, eps, **like) for _ in range(2)]
+            attention = (WholeScores if whole else ContextParallelAttention)(*heads, **options)
+            mlp = GatedMLP(model.hidden, model.intermediate, mlp_rows, **like)
+            return Layer(kept, norms, attention, mlp)
+
         # By number, so that stages and whole models have the same names.
-        self.layers = nn.ModuleDict(
-            {
-                str(i): Layer(model, scores, mlp_rows, kept, eps, like, **options)
-                for i in range(first, last)
-            }
-        )
+        self.layers = nn.ModuleDict({str(i): layer() for i in range(first, last)})
         ends = last == model.layers
         self.norm = nn.RMSNorm(model.hidden, eps, **like) if ends else None
         self.lm_head = nn.Linear(model.hidden, model.vocab, bias=False, **like) if ends else None

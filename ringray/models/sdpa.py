@@ -119,10 +119,9 @@ def context_parallel(
             raise ValueError("buffer_dims: got buffer_seq_dims too, expected one of both")
         dims = buffer_dims if buffer_seq_dims is None else buffer_seq_dims
         length, shards = _shards(buffers, dims, pad_values, seq_len, partition, group)
-    router = _Router(
-        group=group, partition=partition, transport=transport, backend=backend, blocks=blocks,
-        seq_len=length, cu_seqlens=cu_seqlens, window=window, **options,
-    )  # fmt: skip
+    options |= {"group": group, "partition": partition, "transport": transport, "backend": backend}
+    options |= {"blocks": blocks, "seq_len": length, "cu_seqlens": cu_seqlens, "window": window}
+    router = _Router(**options)
     held = buffers if in_place else ()
     # A compiler traces what Python code calls, all of which the router sees.
     guard = nullcontext() if torch.compiler.is_compiling() else kernels_refuse()
@@ -174,10 +173,10 @@ def _replaced(
     for i, buffer in enumerate(buffers):
         if buffer.requires_grad:
             raise ValueError(f"buffers: number {i} requires a gradient, expected none in place")
-    kept = {id(x) for x in not_restored}
-    if strange := kept - {id(x) for x in buffers}:
+    not_restored_ids = {id(x) for x in not_restored}
+    if strange := not_restored_ids - {id(x) for x in buffers}:
         raise ValueError(f"no_restore_buffers: {len(strange)} of them are not in buffers")
-    whole = [(x, x.data) for x in buffers if id(x) not in kept]
+    whole = [(x, x.data) for x in buffers if id(x) not in not_restored_ids]
     # Not by a copy into them: what autograd has saved of either stays.
     for buffer, rows in zip(buffers, shards, strict=False):
         buffer.data = rows
@@ -225,18 +224,18 @@ class _Router(TorchFunctionMode):
     def _backward(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls ``func`` with this mode on; given edges of the graph, not tensors, it asks no
         mode."""
-        given = inspect.signature(func).bind(*args, **kwargs).arguments
-        if given.get("materialize_grads"):  # it needs the tensors
+        arguments = inspect.signature(func).bind(*args, **kwargs).arguments
+        if arguments.get("materialize_grads"):  # it needs the tensors
             return func(*args, **kwargs)
         if func is Tensor.backward:
             func = torch.autograd.backward
-            given["tensors"] = given.pop("self")
-            given["grad_tensors"] = given.pop("gradient", None)
+            arguments["tensors"] = arguments.pop("self")
+            arguments["grad_tensors"] = arguments.pop("gradient", None)
         for name in ("tensors", "outputs", "inputs"):
-            if given.get(name) is not None:
-                given[name] = _edges(given[name])
+            if arguments.get(name) is not None:
+                arguments[name] = _edges(arguments[name])
         with self:
-            return func(**given)
+            return func(**arguments)
 
     def _refusing(self) -> AbstractContextManager[None]:
         """Tells the other ranks of an error, except of one that a compiler traces and wraps."""
@@ -256,8 +255,8 @@ class _Router(TorchFunctionMode):
     ) -> Tensor:
         with self._refusing():
             _check(query, key, attn_mask, enable_gqa)
-        more = self.arguments | {"causal": is_causal, "scale": scale, "dropout_p": dropout_p}
-        out = cast("Tensor", ring_attention(query, key, value, **more))
+        options = self.arguments | {"causal": is_causal, "scale": scale, "dropout_p": dropout_p}
+        out = cast("Tensor", ring_attention(query, key, value, **options))
         return cast("Tensor", _Marked.apply(out)) if out.requires_grad else out
 
 

@@ -101,7 +101,7 @@ def table() -> dict[str, Model]:
     }
 
 
-def named(name: str | None, given: Mapping[str, int | None]) -> Model:
+def named(name: str | None, changed: Mapping[str, int | None]) -> Model:
     """Returns the model of the table with ``given`` sizes in place of its own, or one of sizes.
 
     A name may lack its family, then it is the latest with that size: ``8b``, ``70b``. Without a
@@ -110,23 +110,23 @@ def named(name: str | None, given: Mapping[str, int | None]) -> Model:
     Raises:
         UserError: unknown name, a size that lacks, heads that K/V heads do not divide.
     """
-    sizes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    sizes: dict[str, Any] = {key: value for key, value in changed.items() if value is not None}
     if name is None:
-        lacking = [f"--{one}" for one in ("layers", "hidden", "heads") if one not in sizes]
+        lacking = [f"--{size}" for size in ("layers", "hidden", "heads") if size not in sizes]
         if lacking:
             raise UserError(f"MODEL: expected one of {', '.join(table())}, or {', '.join(lacking)}")
         hidden, heads = sizes["hidden"], sizes["heads"]
         usual = {"kv_heads": heads, "head_dim": max(1, hidden // heads), "vocab": 128256}
         usual["intermediate"] = -(-8 * hidden // (3 * 256)) * 256
-        found = Model(**{"name": "these sizes", **usual, **sizes})
+        model = Model(**{"name": "these sizes", **usual, **sizes})
     else:
         folded = name.casefold()
-        short = {one.partition("-")[2]: one for one in table()}
+        short = {entry.partition("-")[2]: entry for entry in table()}
         if folded not in table() and folded not in short:
             raise UserError(unknown("MODEL", name, (*table(), *short)))
-        found = replace(table()[short.get(folded, folded)], **sizes)
-    if found.heads % found.kv_heads:
+        model = replace(table()[short.get(folded, folded)], **sizes)
+    if model.heads % model.kv_heads:
         raise UserError(
-            f"kv_heads: got {found.kv_heads}, expected a divisor of the {found.heads} heads"
+            f"kv_heads: got {model.kv_heads}, expected a divisor of the {model.heads} heads"
         )
-    return found
+    return model

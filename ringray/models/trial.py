@@ -81,10 +81,9 @@ def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict
     weights = [*map(Tensor.detach, model.parameters())]
     weights = weights or [torch.empty(0, dtype=torch.float32, device="cpu")]
     positions = torch.zeros(1, _ROWS, dtype=torch.int64, device=weights[0].device)
-    required = [
-        x.name for x in inspect.signature(model.forward).parameters.values()
-        if x.default is x.empty and x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)
-    ]  # fmt: skip
+    parameters = inspect.signature(model.forward).parameters.values()
+    single = [x for x in parameters if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
+    required = [x.name for x in single if x.default is x.empty]
     others = {name: _ROWS * ranks if name == "seq_len" else positions for name in required[1:]}
     widths = dict.fromkeys(x.shape[-1] for x in weights if x.dim())
     rows = [weights[0].new_zeros(1, _ROWS, width) for width in widths]

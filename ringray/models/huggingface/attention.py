@@ -47,7 +47,7 @@ def attend(
     is_causal: bool | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **more: Any,
+    **arguments: Any,
 ) -> tuple[Tensor, None]:
     """Computes attention for an attention layer of transformers.
 
@@ -59,7 +59,7 @@ def attend(
     forward = None if torch.compiler.is_compiling() else Running.forward
     if ring is None and forward is not None:  # the model does not pass it on
         ring = forward.ring
-    _check(module, query, key, ring, more)
+    _check(module, query, key, ring, arguments)
     assert ring is not None
     if forward is not None:
         forward.calls += 1
@@ -130,11 +130,7 @@ def _at_own_temperature(module: nn.Module, query: Tensor, ring: Ring) -> Tensor:
 
 
 def _check(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    ring: Ring | None,
-    more: dict[str, Any],
+    module: nn.Module, query: Tensor, key: Tensor, ring: Ring | None, arguments: dict[str, Any]
 ) -> None:
     """Raises ValueError for a layer's arguments that a ring cannot compute."""
     if not isinstance(ring, Ring):
@@ -150,10 +146,10 @@ def _check(
             "once on every rank, as shard_batch does, before a forward with a Ring of your own"
         )
     for name, why in REFUSED.items():
-        given = more.get(name)
+        argument = arguments.get(name)
         cached = name == "use_cache" and getattr(Running.forward, "stepping", hasattr(key, CACHE))
-        if given is not None and given is not False and not cached:
-            raise ValueError(f"{name}: got {type(given).__name__}, expected None: {why}")
+        if argument is not None and argument is not False and not cached:
+            raise ValueError(f"{name}: got {type(argument).__name__}, expected None: {why}")
     if key.shape[2] != query.shape[2]:
         raise ValueError(
             f"key: got {key.shape[2]} rows for {query.shape[2]} queries, expected as many: a ring "

@@ -67,8 +67,8 @@ def _positions(ring: Ring, input_ids: Tensor, begin: int, pad: int | None) -> Te
     """Returns positions (B, S), from ``begin`` in each document; a model that begins after its
     padding token's number does not count padding."""
     if begin and ring.cu_seqlens is None:
-        kept = input_ids.ne(-1 if pad is None else pad).long()
-        return kept.cumsum(1) * kept + begin - 1
+        counted = input_ids.ne(-1 if pad is None else pad).long()
+        return counted.cumsum(1) * counted + begin - 1
     return positions_in_documents(ring, input_ids.device).expand_as(input_ids) + begin
 
 
@@ -87,9 +87,9 @@ def _holds_pooled(forward: Forward, ring: Ring, input_ids: Tensor, pad: int | No
     here = local_positions(ring.partition, ring.seq_len, ranks, rank).to(input_ids.device)
     pooled = input_ids.new_zeros(len(input_ids))
     if forward.pool == "last":
-        kept = input_ids.ne(-1 if pad is None else pad)
-        pooled = kept.sum(1) - 1
-        if (kept.long().diff(dim=1) > 0).any():
+        counted = input_ids.ne(-1 if pad is None else pad)
+        pooled = counted.sum(1) - 1
+        if (counted.long().diff(dim=1) > 0).any():
             raise ValueError(
                 f"input_ids: token {pad} (pad_token_id) stands before another one, expected "
                 "padding on the right: the model pools the last token before it"

@@ -30,9 +30,9 @@ class RingCache(Cache):
         super().__init__(layer_class_to_replicate=partial(_Layer, ring, capacity))
         self.ring, self.batch = ring, batch
 
-    def step(self, given: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    def step(self, arguments: dict[str, Any], model: nn.Module) -> dict[str, Any]:
         """Returns the arguments of a forward on new tokens, on which all ranks agree."""
-        comm, ids = connect(self.ring.group), given.get("input_ids")
+        comm, ids = connect(self.ring.group), arguments.get("input_ids")
         with refusing(comm):
             if not isinstance(ids, Tensor):
                 raise ValueError("input_ids: got none, expected the tokens of a step")
@@ -41,7 +41,7 @@ class RingCache(Cache):
                     f"num_beams: got {len(ids)} sequences for a cache of {self.batch}, expected "
                     "greedy search or sampling, of one sequence for each prompt"
                 )
-            mask = given.get("attention_mask")
+            mask = arguments.get("attention_mask")
             if isinstance(mask, Tensor) and not mask.bool().all():
                 raise ValueError(
                     "attention_mask: it masks some tokens, expected prompts of one length without "
@@ -51,7 +51,7 @@ class RingCache(Cache):
         step = {"model": type(model).__name__, "length": length, "input_ids": digest(ids)}
         agree(comm, AgreedCall("a step of generate", **step))
         ring = replace(self.ring, seq_len=length, last_position=length - 1, cu_seqlens=None)
-        return {**given, "attention_mask": None, "ring": ring}
+        return {**arguments, "attention_mask": None, "ring": ring}
 
 
 class _Layer(CacheLayerMixin):
@@ -63,11 +63,8 @@ class _Layer(CacheLayerMixin):
         self._held: ShardedKV | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        ring = self._ring
-        self._held = ShardedKV.of_shards(
-            key_states, value_states, capacity=self._capacity, partition=ring.partition,
-            seq_len=ring.seq_len, group=ring.group,
-        )  # fmt: skip
+        options = {"capacity": self._capacity, **self._ring.layout}
+        self._held = ShardedKV.of_shards(key_states, value_states, **options)
         self.is_initialized = True
 
     def update(

@@ -30,10 +30,8 @@ from ringray.models.huggingface.running import Running
 from ringray.partition import padded_length
 
 # Tensors of a shard, or of the whole batch, that a forward may get.
-_DEALT = {
-    "input_ids", "inputs_embeds", "position_ids", "token_type_ids",
-    "labels", "shift_labels", "num_items_in_batch",
-}  # fmt: skip
+_LABELS = "labels", "shift_labels", "num_items_in_batch"
+_DEALT = {"input_ids", "inputs_embeds", "position_ids", "token_type_ids", *_LABELS}
 # Frequencies of these kinds depend on the largest position of the forward.
 _BY_LARGEST = ("dynamic", "longrope")
 
@@ -54,13 +52,10 @@ class Forward:
         self.model = model
         self.key: object = None
         self.key_of_steps: object = None
-        self.stepping = False
-        self.magnitude = 0
+        self.stepping = self.on_trial = self.alone = False
+        self.magnitude = self.calls = self.begin = 0
         self.ring: Ring | None = None
-        self.on_trial = self.alone = False
-        self.calls = 0
         self.expected: int | None = None
-        self.begin = 0
         self.pool = "first"
         self.pooled: tuple[str, ...] = ()
         self.loss: Literal["own", "tokens", "pooled"] | None = None
@@ -94,30 +89,29 @@ class Forward:
                 f"model: {type(model).__name__} is refused, or not checked on this ring; the error "
                 "of shard_batch or check says why"
             )
-        given = kwargs
+        arguments = kwargs
         if not torch.compiler.is_compiling():
             transformers_model(model)
             positional = inspect.signature(model.forward).parameters
-            given = dict(zip(positional, args, strict=False)) | kwargs
-        for name, value in given.items():
+            arguments = dict(zip(positional, args, strict=False)) | kwargs
+        for name, value in arguments.items():
             if isinstance(value, Tensor) and name not in _DEALT and name not in REFUSED:
                 raise ValueError(
                     f"{name}: got {said(value)}, expected None; shard_batch takes the mask of the "
                     "whole batch, a ring masks by causality, window and documents only, and no "
                     "other tensor is dealt to the ranks"
                 )
-        if given.get("labels") is not None:
+        if arguments.get("labels") is not None:
             if kwargs.get("labels") is None:
                 raise ValueError("labels: got by position, expected by name")
-            self._check_labels(given, ring)
+            self._check_labels(arguments, ring)
         self.calls = 0
         Running.forward = self
         if self.loss in ("tokens", "pooled"):
-            names = ("labels", "shift_labels", "num_items_in_batch")
-            self._labels = {name: kwargs.pop(name, None) for name in names}
+            self._labels = {name: kwargs.pop(name, None) for name in _LABELS}
         return args, kwargs
 
-    def _check_labels(self, given: dict[str, Any], ring: Ring) -> None:
+    def _check_labels(self, arguments: dict[str, Any], ring: Ring) -> None:
         if self.loss is None:
             raise ValueError(self.why)
         if self.loss == "pooled":
@@ -125,16 +119,16 @@ class Forward:
                 raise ValueError("labels: the Ring has no pooled, expected the one of shard_batch")
             return
         needed = ["num_items_in_batch", *(["shift_labels"] if self.shifted else [])]
-        ids = given.get("input_ids")
-        if any(given.get(name) is None for name in needed):
+        ids = arguments.get("input_ids")
+        if any(arguments.get(name) is None for name in needed):
             raise ValueError(
                 f"labels: got them without {' and '.join(needed)}, expected all of shard_batch: a "
                 "shard knows neither the next token of each row nor the labels of other ranks"
             )
-        if isinstance(ids, Tensor) and given["labels"].shape != ids.shape:
+        if isinstance(ids, Tensor) and arguments["labels"].shape != ids.shape:
             raise ValueError(
-                f"labels: got {said(given['labels'])} for a shard {tuple(ids.shape)}, expected the "
-                "labels of shard_batch"
+                f"labels: got {said(arguments['labels'])} for a shard {tuple(ids.shape)}, "
+                "expected the labels of shard_batch"
             )
 
     def _after(self, model: nn.Module, args: Any, out: Any) -> Any:
@@ -163,8 +157,8 @@ class Forward:
         if ring.pooled is None:
             raise ValueError("ring: it has no pooled, expected the one of shard_batch")
         here = ring.pooled.view(-1, *[1] * (mine.dim() - 1))
-        kept = torch.where(here, mine, torch.zeros((), dtype=mine.dtype, device=mine.device))
-        return cast("Tensor", _Sum.apply(kept, connect(ring.group)))
+        own = torch.where(here, mine, torch.zeros((), dtype=mine.dtype, device=mine.device))
+        return cast("Tensor", _Sum.apply(own, connect(ring.group)))
 
     def _loss(self, out: dict[str, Any], labels: dict[str, Any], ring: Ring) -> Tensor:
         """Returns this rank's part of the loss of the whole batch."""
@@ -192,10 +186,10 @@ class Forward:
             return None
         last = self.ring.last_position
         last = self.ring.seq_len - 1 if last is None else last
-        given = inspect.signature(module.forward).bind(*args, **kwargs).arguments
-        positions = given["position_ids"]
-        given["position_ids"] = F.pad(positions, (0, 1), value=last)
-        return (), given
+        arguments = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        positions = arguments["position_ids"]
+        arguments["position_ids"] = F.pad(positions, (0, 1), value=last)
+        return (), arguments
 
     def _without_largest(self, module: nn.Module, args: Any, out: Any) -> Any:
         if self.ring is None:
@@ -249,13 +243,8 @@ def _gather_router_logits(model: PreTrainedModel) -> None:
             return original(gate_logits, *args, **kwargs)
         ranks = connect(ring.group).world_size
         rows = padded_length(ring.partition, ring.seq_len, ranks) // ranks
-        whole = tuple(
-            unshard(
-                x.unflatten(0, (-1, rows)), dim=1, partition=ring.partition, group=ring.group,
-                seq_len=ring.seq_len,
-            ).flatten(0, 1)
-            for x in gate_logits
-        )  # fmt: skip
+        parts = (x.unflatten(0, (-1, rows)) for x in gate_logits)
+        whole = tuple(unshard(x, dim=1, **ring.layout).flatten(0, 1) for x in parts)
         return original(whole, *args, **kwargs) * share(ring)
 
     of_ring.of_one_process = original  # type: ignore[attr-defined]

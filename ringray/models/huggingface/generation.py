@@ -67,10 +67,9 @@ def generate(
         if type(max_new_tokens) is not int or max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: got {max_new_tokens!r}, expected at least 1")
         inner = transformers_model(model)
-        batch = shard_batch(
-            model, input_ids[:, :-1], group=group, partition=partition, transport=transport,
-            backend=backend,
-        )  # fmt: skip
+        prefill: dict[str, Any] = {"partition": partition, "transport": transport}
+        prefill |= {"group": group, "backend": backend}
+        batch = shard_batch(model, input_ids[:, :-1], **prefill)
         _check_steps(inner, batch["ring"])
         cache = RingCache(batch["ring"], len(input_ids), input_ids.shape[1] + max_new_tokens)
         if "logits_to_keep" in inspect.signature(inner.forward).parameters:
@@ -105,14 +104,14 @@ def _check_steps(model: nn.Module, ring: Ring) -> None:
 
 
 def _try_steps(model: nn.Module, forward: Forward, probe: Probe) -> None:
-    at = probe.ring.seq_len
-    ids = draw_tokens(forward.model, at + sum(_TRIAL))
+    begin = probe.ring.seq_len
+    ids = draw_tokens(forward.model, begin + sum(_TRIAL))
     with eager(model):
         want = model(input_ids=ids, use_cache=False)["logits"]
     cache = RingCache(probe.ring, 1, ids.shape[1])
-    model(**deal(forward, probe.ring, ids[:, :at], None, None), past_key_values=cache)
+    model(**deal(forward, probe.ring, ids[:, :begin], None, None), past_key_values=cache)
     for count in _TRIAL:
-        new = slice(at, at + count)
+        new = slice(begin, begin + count)
         got = model(input_ids=ids[:, new], past_key_values=cache)["logits"]
         probe.compare_step(got, want[:, new])
-        at += count
+        begin += count

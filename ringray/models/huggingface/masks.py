@@ -35,7 +35,7 @@ def no_mask(
     kv_length: int,
     mask_function: Callable[..., Any],
     attention_mask: Tensor | None = None,
-    **more: Any,
+    **options: Any,
 ) -> Tensor | None:
     """Replaces the dense mask of transformers; raises ValueError for a mask that a ring lacks.
 
@@ -49,7 +49,7 @@ def no_mask(
             "keeps no KV cache but that of huggingface.generate"
         )
     named = _named_when_traced if torch.compiler.is_compiling() else _named
-    names = named(mask_function, **more)
+    names = named(mask_function, **options)
     if unknown := [name for name in names if name not in _COMPUTED]:
         raise ValueError(
             f"mask: the model builds one of {', '.join(sorted({*unknown}))}, expected causal, "
@@ -63,12 +63,12 @@ def no_mask(
             "attention_mask: the model makes one of its own that masks padding tokens, expected "
             "none; a ring masks by causality, sliding window, chunk, prefix and documents only"
         )
-    size = more.get("local_size") or None
+    size = options.get("local_size") or None
     chunk = size if any(name.startswith("chunked") for name in names) else None
     window = None if size is None or chunk else size - 1
     if window is not None and any("window_bidirectional" in name for name in names):
         window = (size, size)  # which counts the keys on each side without the own one
-    device = more.get("device") or "cpu"
+    device = options.get("device") or "cpu"
     mask = torch.full((1, 1, 1, 1), reach(window, chunk), dtype=torch.float32, device=device)
     return mask.expand(1, 1, q_length, kv_length)
 
@@ -85,13 +85,13 @@ def reach(window: int | tuple[int, int] | None, chunk: int | None) -> float:
 def _named(function: Callable[..., Any], **_: Any) -> list[str]:
     """Lists the names of a mask function and of its components."""
     name = getattr(function, "__qualname__", repr(function))
-    found = [name]
+    names = [name]
     if name in _COMPUTED:
         for value in inspect.getclosurevars(function).nonlocals.values():
             for part in value if isinstance(value, tuple) else (value,):
                 if callable(part):
-                    found += _named(part)
-    return found
+                    names += _named(part)
+    return names
 
 
 def _named_when_traced(
@@ -104,10 +104,10 @@ def _named_when_traced(
 ) -> list[str]:
     """Lists the same as ``_named`` for ``torch.compile``, which does not trace access to closures:
     the function itself, and components that its arguments imply."""
-    found = [function.__code__.co_qualname]
+    names = [function.__code__.co_qualname]
     if use_vmap:  # set by transformers for a mask function of the model's own
-        found.append("a mask function of the model")
+        names.append("a mask function of the model")
     sizes = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     if local_size is not None and local_size not in sizes:
-        found.append(f"a mask of local size {local_size}")
-    return found
+        names.append(f"a mask of local size {local_size}")
+    return names

@@ -49,17 +49,17 @@ def refuse_mixing(model: nn.Module, forward: Forward, ring: Ring, longest: int) 
     if not pooled:
         return
     reached = {}
-    for place, at in places.items():
-        out, _ = _marked(model, forward, ring, ids, at)
+    for place, position in places.items():
+        out, _ = _marked(model, forward, ring, ids, position)
         reached[place] = {name for name, x in float_outputs(out) if x.isnan().any()} & pooled
-    found = [place for place, names in reached.items() if names]
-    if found not in (["first"], ["last"]) or reached[found[0]] != pooled:
+    reached_from = [place for place, names in reached.items() if names]
+    if reached_from not in (["first"], ["last"]) or reached[reached_from[0]] != pooled:
         raise ValueError(
             f"model: {', '.join(sorted(pooled))} of {type(inner).__name__} do not come from one "
             "token, expected a head that acts on each token, on the first or on the last one that "
             "is not pad_token_id"
         )
-    forward.pool, forward.pooled = found[0], tuple(sorted(pooled))
+    forward.pool, forward.pooled = reached_from[0], tuple(sorted(pooled))
 
 
 def _marked(
@@ -111,8 +111,5 @@ def float_outputs(out: Any) -> list[tuple[str, Tensor]]:
     """Lists the outputs per token or per sequence."""
     if not isinstance(out, ModelOutput):
         raise ValueError(f"return_dict: got {type(out).__name__}, expected a ModelOutput")
-    return [
-        (name, x)
-        for name, x in out.items()
-        if isinstance(x, Tensor) and x.is_floating_point() and x.dim() >= 2
-    ]
+    tensors_by_name = ((name, x) for name, x in out.items() if isinstance(x, Tensor))
+    return [(name, x) for name, x in tensors_by_name if x.is_floating_point() and x.dim() >= 2]

@@ -168,9 +168,9 @@ class Probe:
             if logits is None or "labels" not in inspect.signature(self.inner.forward).parameters:
                 return want, None
             labels = self._labels(ids, logits)
-            one = self._call(ids, labels=labels)
-            self._find_loss(ids, one, labels)
-        return one, labels if forward.loss else None
+            labelled = self._call(ids, labels=labels)
+            self._find_loss(ids, labelled, labels)
+        return labelled, labels if forward.loss else None
 
     def _labels(self, ids: Tensor, logits: Tensor) -> Tensor:
         """Draws labels: for every second token or more, or of the kind that the head takes."""
@@ -186,9 +186,9 @@ class Probe:
             drawn = drawn.to(logits.dtype)
         return drawn.to(self.device)
 
-    def _find_loss(self, ids: Tensor, one: Any, labels: Tensor) -> None:
+    def _find_loss(self, ids: Tensor, outputs: Any, labels: Tensor) -> None:
         """Finds which loss the model computes, and whether it does so for a shard as well."""
-        forward, logits, loss = self.forward, one["logits"], float(one["loss"])
+        forward, logits, loss = self.forward, outputs["logits"], float(outputs["loss"])
         forward.why = (
             f"labels: the loss of {type(self.inner).__name__} is not one that a ring computes; "
             "omit them and compute one from the outputs, as ringray.sharded_cross_entropy does"
@@ -199,13 +199,13 @@ class Probe:
             return
         following = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         sums = [float(per_token(logits, x, (x != IGNORED).sum())) for x in (labels, following)]
-        router = float(forward.router_loss(one))
+        router = float(forward.router_loss(outputs))
         gaps = [abs(loss - router - x) for x in sums]
         forward.shifted = gaps[1] < gaps[0]
-        more = loss - sums[forward.shifted]
-        if self._same_loss(more, router, loss):
+        rest = loss - sums[forward.shifted]
+        if self._same_loss(rest, router, loss):
             forward.loss = "tokens"
-        if forward.shifted and (forward.loss or one.get("aux_loss") is not None):
+        if forward.shifted and (forward.loss or outputs.get("aux_loss") is not None):
             count = torch.tensor(3.0, dtype=torch.float32, device=self.device)
             try:
                 own = self._call(
@@ -213,7 +213,7 @@ class Probe:
                 ).loss
             except TypeError:  # it takes no such arguments
                 return
-            if self._same_loss(float(own), float(per_token(logits, following, count)) + more):
+            if self._same_loss(float(own), float(per_token(logits, following, count)) + rest):
                 forward.loss = "own"
 
     def _same_loss(self, got: float, want: float, scale: float | None = None) -> bool:
@@ -260,10 +260,7 @@ class Probe:
         for name, x in float_outputs(want):
             y = got[name]
             if dealt and name not in self.forward.pooled:
-                y = unshard(
-                    y, dim=1, partition=self.ring.partition, group=self.ring.group,
-                    seq_len=self.ring.seq_len,
-                )  # fmt: skip
+                y = unshard(y, dim=1, **self.ring.layout)
             error = float((y.double() - x.double()).norm() / x.double().norm().clamp(min=1e-12))
             if not error <= worst:  # NaN too
                 worst, where = error if error == error else float("inf"), name

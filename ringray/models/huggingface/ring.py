@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -45,17 +45,22 @@ class Ring:
     gradients: Literal["sum", "mean"] = field(default="sum", compare=False)
     pooled: Tensor | None = field(default=None, compare=False)
 
+    @property
+    def layout(self) -> dict[str, Any]:
+        """Returns the arguments that say how rows are dealt."""
+        return {"partition": self.partition, "group": self.group, "seq_len": self.seq_len}
+
 
 def transformers_model(model: nn.Module) -> PreTrainedModel:
     """Returns the transformers model in ``model``, a wrapper perhaps, that attends by a ring."""
-    found = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
-    given = getattr(getattr(found, "config", None), "_attn_implementation", None)
-    if found is None or given != NAME:
+    inner = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
+    implementation = getattr(getattr(inner, "config", None), "_attn_implementation", None)
+    if inner is None or implementation != NAME:
         raise ValueError(
-            f"model: attends by {given!r}, expected {NAME!r}; make it with "
+            f"model: attends by {implementation!r}, expected {NAME!r}; make it with "
             f"attn_implementation={NAME!r}, from a config that no other model shares"
         )
-    return found
+    return inner
 
 
 def padding_token(model: PreTrainedModel) -> int | None:

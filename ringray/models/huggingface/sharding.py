@@ -88,17 +88,14 @@ def shard_batch(
     comm = connect(group)
     with refusing(comm):
         inner = transformers_model(model)
-        ring, positions = _ring(
-            input_ids, position_ids, cu_seqlens, attention_mask,
-            group=group, partition=partition, gradients=gradients, transport=transport,
-            backend=backend, blocks=blocks, prefix=prefix,
-        )  # fmt: skip
-        call = AgreedCall(
-            "shard_batch", model=type(inner).__name__, batch=len(input_ids), seq_len=ring.seq_len,
-            input_ids=digest(input_ids), labels=digest(labels), position_ids=digest(position_ids),
-            documents=ring.cu_seqlens, partition=partition, gradients=gradients,
-        )  # fmt: skip
-        agree(comm, call)
+        options: dict[str, Any] = {"group": group, "partition": partition, "transport": transport}
+        options |= {"backend": backend, "blocks": blocks, "gradients": gradients, "prefix": prefix}
+        ring, positions = _ring(input_ids, position_ids, cu_seqlens, attention_mask, **options)
+        tensors = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
+        call: dict[str, Any] = {"model": type(inner).__name__, "batch": len(input_ids)}
+        call |= {"seq_len": ring.seq_len, **{name: digest(x) for name, x in tensors.items()}}
+        call |= {"documents": ring.cu_seqlens, "partition": partition, "gradients": gradients}
+        agree(comm, AgreedCall("shard_batch", **call))
         forward = check(model, ring)
         return deal(forward, ring, input_ids, labels, None if position_ids is None else positions)
 
@@ -136,15 +133,8 @@ def _ring(
         documents = _documents(position_ids)
     last = int(position_ids.max())
     mask = Mask(seq_len, documents=documents, prefix=several(prefix))
-    ring = Ring(
-        seq_len,
-        documents,
-        **options,
-        prefix=mask.prefixes if mask.prefix else None,
-        last_position=last,
-        gradients=gradients,
-    )
-    return ring, position_ids
+    options |= {"prefix": mask.prefixes if mask.prefix else None, "gradients": gradients}
+    return Ring(seq_len, documents, last_position=last, **options), position_ids
 
 
 def _check_masks_nothing(attention_mask: Tensor, input_ids: Tensor) -> None:
@@ -167,5 +157,5 @@ def _documents(position_ids: Tensor) -> Any:
     if (begins == begins[:1]).all():
         begins = begins[:1]
     rows = [[0, *(row.nonzero().flatten() + 1).tolist(), end] for row in begins]
-    found: Any = document_boundaries(rows, len(rows))
-    return found if len(rows) > 1 else None if len(rows[0]) == 2 else found[0]
+    documents: Any = document_boundaries(rows, len(rows))
+    return documents if len(rows) > 1 else None if len(rows[0]) == 2 else documents[0]
