@@ -108,10 +108,10 @@ class Batch:
         On one connection with gloo, word that a rank is ready to receive waits behind what it
         sends, and both directions would take turns.
         """
-        found: dict[tuple[bool, int], list[Tensor]] = {}
-        for is_send, tensor, peer in sorted(self.operations, key=lambda one: one[0]):
-            found.setdefault((is_send, peer), []).append(tensor)
-        return found
+        tensors: dict[tuple[bool, int], list[Tensor]] = {}
+        for is_send, tensor, peer in sorted(self.operations, key=lambda operation: operation[0]):
+            tensors.setdefault((is_send, peer), []).append(tensor)
+        return tensors
 
     def payload(self, *, sent: bool) -> int:
         """Returns the bytes that this rank sends, or receives."""
@@ -131,8 +131,8 @@ class Packed:
     def wait(self) -> None:
         """Fills the tensors with what has arrived."""
         arrived = self.buffer.split([x.numel() for x in self._parts])
-        for part, found in zip(self._parts, arrived, strict=True):
-            part.copy_(found)
+        for part, received in zip(self._parts, arrived, strict=True):
+            part.copy_(received)
 
 
 class Pending:

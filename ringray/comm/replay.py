@@ -82,8 +82,8 @@ class Recording:
         """Posts and waits as recorded, after ``prepare``; all ranks of the ring play together."""
         assert not self._open, "a batch was never waited for"
         pending: dict[int, Pending] = {}
-        for at, turn in enumerate(self._turns):
+        for number, turn in enumerate(self._turns):
             if isinstance(turn, int):
                 pending.pop(turn).wait()
             else:
-                pending[at] = turn.post(turn.batch(self._sources))
+                pending[number] = turn.post(turn.batch(self._sources))

@@ -104,9 +104,9 @@ class Comm:
     def folded(self, fold: int) -> tuple[Comm, Comm]:
         """Returns two dimensions: the group of ``fold`` neighbouring ranks that holds this one, and
         the ring of the ranks with its place in their groups."""
-        at, place = divmod(self.rank, fold)
+        group_number, place = divmod(self.rank, fold)
         host = self._through_host
-        near = Comm(self._group, place=at * fold, size=fold, through_host=host)
+        near = Comm(self._group, place=group_number * fold, size=fold, through_host=host)
         far = Comm(
             self._group, fold=fold, place=place, size=self.world_size // fold, through_host=host
         )
@@ -142,24 +142,21 @@ class Comm:
         group, fold, place = self._group, self._fold, self._place
         assert group is not None
         if group._get_backend(batch.operations[0][1].device).supports_coalescing:
-            operations = [
-                dist.P2POp(
-                    dist.isend if is_send else dist.irecv, tensor, group=group, tag=_TAG,
-                    group_peer=peer * fold + place,
-                )
-                for is_send, tensor, peer in batch.operations
-            ]  # fmt: skip
+            operations = []
+            for is_send, tensor, peer in batch.operations:
+                post, to = dist.isend if is_send else dist.irecv, peer * fold + place
+                operations.append(dist.P2POp(post, tensor, group=group, tag=_TAG, group_peer=to))
             return dist.batch_isend_irecv(operations)
         # Other backends send one by one, and what is small costs by the message, not by the byte.
         works: list[Any] = []
         for (is_send, peer), tensors in batch.by_peer().items():
             exchange = group.send if is_send else group.recv
             packed = len(tensors) > 1 and sum(x.nbytes for x in tensors) <= _SMALL_BYTES
-            for one in [Packed(tensors, filled=is_send)] if packed else tensors:
-                buffer = one.buffer if isinstance(one, Packed) else one
+            for message in [Packed(tensors, filled=is_send)] if packed else tensors:
+                buffer = message.buffer if isinstance(message, Packed) else message
                 works.append(exchange([buffer], peer * fold + place, _TAG))
-                if isinstance(one, Packed) and not is_send:
-                    works.append(one)
+                if isinstance(message, Packed) and not is_send:
+                    works.append(message)
         return works
 
     def largest(self, values: Sequence[int], hop: str) -> list[int]:

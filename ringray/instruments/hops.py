@@ -61,17 +61,14 @@ def hops(whole: Sequence[Sequence[Span]], alone: Sequence[Sequence[Span]]) -> li
             total((span for span in spans if span.hop == name), kind) for spans in repeats
         )
 
-    return [
-        Hop(
-            name,
-            statistics.median(min(s.began for s in spans if s.hop == name) for spans in whole),
-            median(whole, name, "compute"),
-            median(alone, name, "transfer"),
-            median(whole, name, "wait"),
-            sum(s.sent for s in whole[0] if s.hop == name and s.kind == "transfer"),
-        )
-        for name in names
-    ]
+    hops_of_rank = []
+    for name in names:
+        began = statistics.median(min(s.began for s in spans if s.hop == name) for spans in whole)
+        compute, wait = (median(whole, name, kind) for kind in ("compute", "wait"))
+        transfer = median(alone, name, "transfer")
+        sent = sum(s.sent for s in whole[0] if s.hop == name and s.kind == "transfer")
+        hops_of_rank.append(Hop(name, began, compute, transfer, wait, sent))
+    return hops_of_rank
 
 
 def hidden(ranks: Iterable[Sequence[Hop]]) -> float | None:
@@ -81,20 +78,20 @@ def hidden(ranks: Iterable[Sequence[Hop]]) -> float | None:
     A wait beyond the time that the transfer takes alone is a wait for a late rank, which a faster
     network would not shorten.
     """
-    found = [hop for one in ranks for hop in one]
-    transfer = sum(hop.transfer for hop in found)
-    return 1 - sum(min(h.wait, h.transfer) for h in found) / transfer if transfer else None
+    own_hops = [hop for of_rank in ranks for hop in of_rank]
+    transfer = sum(hop.transfer for hop in own_hops)
+    return 1 - sum(min(h.wait, h.transfer) for h in own_hops) / transfer if transfer else None
 
 
 def merged(ranks: Iterable[Sequence[Hop]]) -> list[Hop]:
     """Returns the hops of a ring in order of their beginning: largest times, sums of bytes."""
     by_name: dict[str, list[Hop]] = {}
-    for one in ranks:
-        for hop in one:
+    for of_rank in ranks:
+        for hop in of_rank:
             by_name.setdefault(hop.name, []).append(hop)
-    found = [
+    ring_hops = [
         Hop(name, min(began), max(compute), max(transfer), max(wait), sum(sent))
         for name, same in by_name.items()
         for _, began, compute, transfer, wait, sent in [zip(*same, strict=True)]
     ]
-    return sorted(found, key=lambda hop: hop.began)
+    return sorted(ring_hops, key=lambda hop: hop.began)
