@@ -8,11 +8,7 @@ from __future__ import annotations
 
 from ringray.attention.compile import keep_attention
 from ringray.nn.attention import ContextParallelAttention
-from ringray.nn.loss import (
-    next_token_labels,
-    sharded_cross_entropy,
-    sharded_linear_cross_entropy,
-)
+from ringray.nn.loss import next_token_labels, sharded_cross_entropy, sharded_linear_cross_entropy
 
 __all__ = [
     "ContextParallelAttention",

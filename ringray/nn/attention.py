@@ -93,10 +93,9 @@ class ContextParallelAttention(nn.Module):
         hidden_dim, num_heads, num_kv_heads, head_dim, chunk, dropout_p = map(
             plain, (hidden_dim, num_heads, num_kv_heads, head_dim, chunk, dropout_p)
         )
-        for name, value in (
-            ("hidden_dim", hidden_dim), ("num_heads", num_heads), ("num_kv_heads", num_kv_heads),
-            *((("head_dim", head_dim),) if head_dim is not None else ()),
-        ):  # fmt: skip
+        sizes = {"hidden_dim": hidden_dim, "num_heads": num_heads, "num_kv_heads": num_kv_heads}
+        sizes |= {} if head_dim is None else {"head_dim": head_dim}
+        for name, value in sizes.items():
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name}: got {value!r}, expected an integer of at least 1")
         if num_heads % num_kv_heads:
@@ -171,14 +170,12 @@ class ContextParallelAttention(nn.Module):
             length = self._length(x, comm.world_size, seq_len)
             documents = document_boundaries(cu_seqlens, len(x))
             Mask(length, documents=documents)  # checks before RoPE uses them
-            tokens = _tokens(self.partition, length, comm.world_size, comm.rank)
-            x = _blank(x, tokens)
-            rotation = None
+            where = self.partition, length, comm.world_size, comm.rank
+            tokens = _tokens(*where)
+            x, rotation = _blank(x, tokens), None
             if self.rope_theta is not None:
-                rotation = _rotation(
-                    self.partition, length, comm.world_size, comm.rank, documents,
-                    self.head_dim, float(self.rope_theta), x.device,
-                )  # fmt: skip
+                angles = self.head_dim, float(self.rope_theta)
+                rotation = _rotation(where, documents, *angles, x.device)
             q, k, v = self._heads(x, rotation)
         cu_seqlens = boundaries(documents)
         return _blank(self._attend(q, k, v, length, cu_seqlens, prefix), tokens)
@@ -221,12 +218,11 @@ class ContextParallelAttention(nn.Module):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, seq_len: int, cu_seqlens: Tensor | None, prefix: Any
     ) -> Tensor:
-        out = ring_attention(
-            q, k, v, group=self.group, partition=self.partition, causal=self.causal,
-            window=self.window, chunk=self.chunk, prefix=prefix, seq_len=seq_len,
-            cu_seqlens=cu_seqlens, dropout_p=self.dropout_p if self.training else 0.0,
-            **self.options,
-        )  # fmt: skip
+        options = {"group": self.group, "partition": self.partition, **self.options}
+        options |= {"causal": self.causal, "window": self.window, "chunk": self.chunk}
+        options |= {"prefix": prefix, "seq_len": seq_len, "cu_seqlens": cu_seqlens}
+        dropout_p = self.dropout_p if self.training else 0.0
+        out = ring_attention(q, k, v, dropout_p=dropout_p, **options)
         return self.o_proj(cast("Tensor", out).transpose(1, 2).flatten(2))
 
     def _length(self, x: Tensor, ranks: int, seq_len: int | None) -> int:
@@ -237,13 +233,9 @@ class ContextParallelAttention(nn.Module):
         return partitions.true_length(self.partition, length, x.shape[1], ranks)
 
     def extra_repr(self) -> str:
-        said = {
-            "num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads,
-            "head_dim": self.head_dim, "causal": self.causal, "window": self.window,
-            "chunk": self.chunk, "dropout_p": self.dropout_p, "rope_theta": self.rope_theta,
-            "partition": self.partition, **self.options,
-        }  # fmt: skip
-        return ", ".join(f"{name}={value!r}" for name, value in said.items())
+        names = "num_heads num_kv_heads head_dim causal window chunk dropout_p rope_theta partition"
+        shown = {name: getattr(self, name) for name in names.split()} | self.options
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ContextParallelAttention:
         # A copy, such as averaged weights, uses the same ring: groups cannot be copied.
@@ -273,19 +265,12 @@ def _blank(x: Tensor, tokens: int) -> Tensor:
 # All layers of a model share one entry, fp32 (S, D) in total; a second one serves evaluation.
 @lru_cache(maxsize=2)
 def _rotation(
-    partition: str,
-    seq_len: int,
-    world_size: int,
-    rank: int,
-    documents: tuple[Any, ...] | None,
-    head_dim: int,
-    theta: float,
-    device: torch.device,
+    where: tuple[str, int, int, int], documents: Any, head_dim: int, theta: float, device: Any
 ) -> tuple[Tensor, Tensor]:
     """Returns cos and sin of this rank's RoPE angles, fp32 (S, D / 2), or (B, 1, S, D / 2) where
-    batch rows hold documents of their own."""
+    batch rows hold documents of their own. ``where``: arguments of ``local_positions``."""
     with lasting(device):  # a later training step may take them from the cache
-        positions = local_positions(partition, seq_len, world_size, rank).to(device)
+        positions = local_positions(*where).to(device)
         if documents is not None:
             positions = within_documents(positions, boundaries(documents).to(device))
         pairs = torch.arange(0, head_dim, 2, dtype=torch.float64, device=device)
@@ -303,10 +288,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 # Operators, for torch.compile; see ``attention.compile``. All layers of a graph share one result.
 
 
-def _like_rotation(
-    cu_seqlens: Tensor | None, partition: str, padded: int, ranks: int, rank: int, seq_len: int,
-    head_dim: int, theta: float, device: torch.device,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _like_rotation(cu_seqlens: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor]:
+    _, padded, ranks, _, _, head_dim, _, device = arguments
     rows = cu_seqlens.shape[:-1] if cu_seqlens is not None else ()
     shape = (*rows, *[1] * len(rows), padded // ranks, head_dim // 2)
     cos = torch.empty(shape, dtype=torch.float32, device=device)
@@ -318,15 +301,13 @@ def _like_rotation(
     "SymInt seq_len, int head_dim, float theta, Device device) -> (Tensor cos, Tensor sin)",
     fake=_like_rotation,
 )
-def _rotation_op(
-    cu_seqlens: Tensor | None, partition: str, padded: int, ranks: int, rank: int, seq_len: int,
-    head_dim: int, theta: float, device: torch.device,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _rotation_op(cu_seqlens: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor]:
+    where, (seq_len, head_dim, theta, device) = arguments[:4], arguments[4:]
     try:
         batch = 1 if cu_seqlens is None else len(cu_seqlens)
         documents = document_boundaries(cu_seqlens, batch)
         Mask(seq_len, documents=documents)
     except ValueError:
         documents = None  # ring_attention refuses them on every rank
-    cos, sin = _rotation(partition, padded, ranks, rank, documents, head_dim, theta, device)
+    cos, sin = _rotation(where, documents, head_dim, theta, device)
     return cos.clone(), sin.clone()  # the caller must not write into the cache

@@ -27,6 +27,7 @@ from ringray.traffic.mask import Mask
 from ringray_kernels.checks import not_plain
 
 _Sums = tuple[Tensor, Tensor]
+_Asked = tuple[str, dist.ProcessGroup | None, int, str]  # function, group and settings
 
 
 def next_token_labels(
@@ -99,8 +100,8 @@ def sharded_cross_entropy(
             ``gradients``, or ranks that disagree about settings.
     """
     own = partial(_summed, logits, labels, ignore_index)
-    asked = "sharded_cross_entropy", plain(ignore_index), gradients
-    return _per_token(own, logits, "logits", labels, group, *asked)
+    asked = "sharded_cross_entropy", group, plain(ignore_index), gradients
+    return _per_token(own, logits, "logits", labels, asked)
 
 
 def sharded_linear_cross_entropy(
@@ -137,8 +138,8 @@ def sharded_linear_cross_entropy(
         losses, (size, *_) = zip(*cast("list[_Sums]", sums), strict=True)
         return torch.stack(losses).sum(), size
 
-    asked = "sharded_linear_cross_entropy", plain(ignore_index), gradients
-    return _per_token(own, x, "x", labels, group, *asked)
+    asked = "sharded_linear_cross_entropy", group, plain(ignore_index), gradients
+    return _per_token(own, x, "x", labels, asked)
 
 
 def _mistake(x: Any, name: str, labels: Any, ignore_index: int, gradients: str) -> str | None:
@@ -172,11 +173,11 @@ def _summed(logits: Tensor, labels: Tensor, ignore_index: int) -> _Sums:
 
 
 def _per_token(
-    own: Callable[[], _Sums], x: Tensor, name: str, labels: Tensor,
-    group: dist.ProcessGroup | None, function: str, ignore_index: int, gradients: str,
-) -> Tensor:  # fmt: skip
+    own: Callable[[], _Sums], x: Tensor, name: str, labels: Tensor, asked: _Asked
+) -> Tensor:
     """Returns the sum of losses over the group over the number of labels; ``x``: what the rows
     have, ``own``: computes this rank's part."""
+    function, group, ignore_index, gradients = asked
     ring, traced = (name_of(group), place_in(group)[1]), torch.compiler.is_compiling()
     with nullcontext() if traced else refusing(connect(group), once=True):
         if why := _mistake(x, name, labels, ignore_index, gradients):
@@ -191,11 +192,11 @@ def _per_token(
 
 
 def _global_mean(
-    own: Tensor, size: Tensor, labels: Tensor, group: str | None, ranks: int, function: str,
-    features: int, dtype: str, ignore_index: int, gradients: str,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    own: Tensor, size: Tensor, labels: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor]:
     """Returns the sum / the count over all ranks, and the gradient's weight of ``own``. ``size``:
-    of the vocabulary."""
+    of the vocabulary; the others are those of the operator below."""
+    group, ranks, function, features, dtype, ignore_index, gradients = arguments
     comm = connect_named(group, ranks)
     with refusing(comm):
         comm.check(own.device, staged=False, collective=True)

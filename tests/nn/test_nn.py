@@ -69,7 +69,7 @@ def test_rope_is_right_at_a_million_tokens() -> None:
     """Two copies of a short text, a million tokens apart, attend alike."""
     from ringray.nn.attention import _rotate, _rotation
 
-    cos, sin = _rotation("contiguous", 1 << 20, 1 << 16, (1 << 16) - 1, None, 64, 1e4, _cpu())
+    cos, sin = _rotation(("contiguous", 1 << 20, 1 << 16, (1 << 16) - 1), None, 64, 1e4, _cpu())
     x = torch.randn(1, 1, 16, 64)
     want = rotated(x, torch.arange((1 << 20) - 16, 1 << 20), 1e4)
     torch.testing.assert_close(_rotate(x, cos, sin), want, atol=1e-5, rtol=1e-5)
