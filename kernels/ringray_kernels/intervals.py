@@ -78,24 +78,27 @@ def visible_ranges(
     causal: bool,
     cu_seqlens: Tensor | None = None,
     global_tokens: int | None = None,
+    shared_prefix: int | None = None,
     **mask: Any,
 ) -> tuple[tuple[Tensor, Tensor], ...]:
     """Returns ranges ``[low, high)`` without a common position, which together are what queries at
     ``positions`` see: that of ``visible_range``, unless there are ``global_tokens``, the first
     positions of each document, which queries see beside it, and which see all of it if not
-    ``causal``.
+    ``causal``, or a ``shared_prefix``, the first positions of all, which queries see beside it.
 
-    The first range has the global tokens, the second what else a query sees, so both never
+    The first range has these positions, the second what else a query sees, so both never
     decrease. What global tokens see beyond themselves, to the document's end, is a third: the
     second's ends would decrease after it.
     """
     low, high = visible_range(positions, seq_len, causal=causal, cu_seqlens=cu_seqlens, **mask)
-    if global_tokens is None:
+    tokens = global_tokens if shared_prefix is None else shared_prefix
+    if tokens is None:
         return ((low, high),)
-    begin, end = visible_range(positions, seq_len, causal=causal, cu_seqlens=cu_seqlens)
-    stop = torch.minimum(begin + global_tokens, end)
+    sections = cu_seqlens if shared_prefix is None else None
+    begin, end = visible_range(positions, seq_len, causal=causal, cu_seqlens=sections)
+    stop = torch.minimum(begin + tokens, end)
     low, high = torch.maximum(low, stop), torch.maximum(high, stop)
-    if causal:
+    if causal or shared_prefix is not None:
         return (begin, stop), (low, high)
     one = positions < stop
     return (begin, stop), (low, high.where(~one, stop)), (stop.where(one, end), end)

@@ -52,6 +52,7 @@ def ring_attention(
     chunk: int | None = None,
     prefix: int | Sequence[int] | None = None,
     global_tokens: int | None = None,
+    shared_prefix: int | None = None,
     seq_len: int | None = None,
     scale: float | None = None,
     softcap: float | None = None,
@@ -102,6 +103,10 @@ def ring_attention(
             first positions of its document (attention sinks of StreamingLLM, global tokens of
             Longformer and BigBird), none after itself if ``causal``; else these see the whole
             document, too. Not with ``prefix``.
+        shared_prefix: beside its document, window or chunk, of which it needs one, a query sees
+            this many first positions of the sequence, none after itself if ``causal``: one prompt
+            with many packed answers. These see no more than without it. Not with ``prefix`` or
+            ``global_tokens``.
         seq_len: true global length (tokens) when the shards hold padding; None is the length that
             they remember from ``ringray.shard``, else N * S.
         scale: factor on q . k before the softmax, any number that fp32 holds; None is 1 / sqrt(D).
@@ -156,6 +161,7 @@ def ring_attention(
             "chunk": chunk,
             "prefix": prefix,
             "global_tokens": global_tokens,
+            "shared_prefix": shared_prefix,
             "seq_len": seq_len,
             "scale": scale,
             "softcap": softcap,

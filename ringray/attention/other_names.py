@@ -26,8 +26,10 @@ _OTHER_NAMES = {
     "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
     "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",
     "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
-    "attn_mask": "causal, window, chunk, prefix, global_tokens, cu_seqlens or seq_len: there are "
-    "no other masks", "global_attention_mask": "global_tokens (the first positions)",
+    "attn_mask": "causal, window, chunk, prefix, global_tokens, shared_prefix, cu_seqlens or "
+    "seq_len: there are no other masks",
+    "global_attention_mask": "global_tokens (the first positions)",
+    "shared_prefix": "nothing: a prompt of many answers goes with ring_attention alone",
     "token_type_ids": "prefix (the length of what all tokens see)",
     "enable_gqa": "nothing: K/V heads are shared wherever there are fewer; leave it out",
     "dropout": "dropout_p", "dropout_rate": "dropout_p", "attention_dropout": "dropout_p",

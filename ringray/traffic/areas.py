@@ -27,8 +27,8 @@ class Areas(NamedTuple):
 
 @lru_cache(maxsize=32)
 def areas(mask: Mask) -> Areas:
-    """Returns the squares of prefixes, or the columns and rows of global tokens, and what follows
-    them, document by document and chunk by chunk."""
+    """Returns the squares of prefixes, or the column of a shared prefix, or the columns and rows of
+    global tokens, and what follows them, document by document and chunk by chunk."""
     if mask.plain:
         far = mask.seq_len
         return Areas(*np.array([[0], [far], [0], [far], [0 if mask.causal else -far], [far]]))
@@ -45,10 +45,15 @@ def areas(mask: Mask) -> Areas:
     least = 0 if mask.causal else -far if right is None else -min(right, far)
     most = far if left is None else min(left, far)
     query = np.maximum(key, np.repeat(after, count))
-    if mask.global_tokens is None:
+    back = 0 if mask.causal else -far
+    if mask.shared_prefix is not None:
+        tokens = min(mask.shared_prefix, mask.seq_len)
+        column = (begin[:1], mask.seq_len, 0, tokens, back, far)
+        parts = [column, (key, stop, np.maximum(key, tokens), stop, least, most)]
+    elif mask.global_tokens is None:
         parts = [(begin, after, begin, after, -far, far), (query, stop, key, stop, least, most)]
     else:
-        columns = (begin, end, begin, after, 0 if mask.causal else -far, far)
+        columns = (begin, end, begin, after, back, far)
         parts = [columns, (query, stop, query, stop, least, most)]
         if not mask.causal:
             parts.append((begin, after, after, end, -far, far))

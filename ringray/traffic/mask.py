@@ -51,13 +51,18 @@ class MaskFields(Generic[Packed]):
     #: ``causal`` lets it; without ``causal`` these see the whole document.
     global_tokens: int | None = None
 
+    #: Beside what it sees else a query sees the first positions of the sequence, as far as
+    #: ``causal`` lets it: one prompt with many packed answers. These see no more than without it.
+    shared_prefix: int | None = None
+
     def most_areas(self, documents: int) -> int:
         """Returns the most rectangles that ``areas`` cuts a mask of so many documents into, beside
         its first one."""
         firsts = (self.prefix is not None) + 2 * (self.global_tokens is not None)
         chunks = self.seq_len // self.chunk if self.chunk else 0
-        parts = documents + firsts * max(documents, 1) + chunks
-        return parts if self.global_tokens is None else 4 * parts
+        parts = documents + firsts * max(documents, 1) + chunks + (self.shared_prefix is not None)
+        # Keys that are seen from afar are counted apart from the others.
+        return parts if (self.global_tokens, self.shared_prefix) == (None, None) else 4 * parts
 
 
 @dataclass(frozen=True)
@@ -67,15 +72,16 @@ class Mask(MaskFields[Documents]):
 
     Raises:
         ValueError: no tokens, a window to the right or a one-sided one that ``causal`` contradicts,
-            a prefix without ``causal``, global tokens with a prefix or without window and chunk,
-            numbers below the least, or boundaries that decrease or do not go from 0 to ``seq_len``.
+            a prefix without ``causal``, global tokens or a shared prefix with another prefix or
+            where every query sees them anyway, numbers below the least, or boundaries that decrease
+            or do not go from 0 to ``seq_len``.
     """
 
     def __post_init__(self) -> None:
         if not 1 <= self.seq_len < MOST:
             raise ValueError(f"seq_len: got {self.seq_len}, expected at least 1 token")
         object.__setattr__(self, "window", normal_window(self.window, causal=self.causal))
-        for name in ("chunk", "global_tokens"):
+        for name in ("chunk", "global_tokens", "shared_prefix"):
             size = getattr(self, name)
             if size is not None and not 1 <= size < MOST:
                 raise ValueError(f"{name}: got {size}, expected None or an integer of at least 1")
@@ -88,8 +94,8 @@ class Mask(MaskFields[Documents]):
             self._check_documents()
         if self.prefix is not None:
             object.__setattr__(self, "prefix", self._normal_prefix())
-        if self.global_tokens is not None:
-            self._check_global_tokens(self.global_tokens)
+        self._check_far_keys("global_tokens", ("window", "chunk"))
+        self._check_far_keys("shared_prefix", ("window", "chunk", "documents"))
 
     def _check_documents(self) -> None:
         bounds = self.boundaries
@@ -101,17 +107,23 @@ class Mask(MaskFields[Documents]):
         if any(a > b for a, b in itertools.pairwise(bounds)):
             raise ValueError(f"cu_seqlens: boundaries must not decrease, got {_brief(bounds)}")
 
-    def _check_global_tokens(self, tokens: int) -> None:
-        if self.window is None and self.chunk is None:
+    def _check_far_keys(self, name: str, limits: tuple[str, ...]) -> None:
+        """Raises ValueError unless one of ``limits`` hides keys that ``name`` shows, alone."""
+        tokens = getattr(self, name)
+        if tokens is None:
+            return
+        if all(getattr(self, limit) is None for limit in limits):
+            *first, last = (argument_of(limit) for limit in limits)
             raise ValueError(
-                f"global_tokens: got {tokens} without window and chunk, expected one of them: "
-                "else every query sees the first positions"
+                f"{name}: got {tokens} without {', '.join(first)} and {last}, expected one of "
+                "them: else every query sees the first positions"
             )
-        if self.prefix is not None:
-            raise ValueError(
-                f"global_tokens: got {tokens} with prefix {_brief(self.prefixes)}, expected one or "
-                "the other"
-            )
+        for other in ("prefix", "global_tokens"):
+            if other != name and getattr(self, other) is not None:
+                value = _brief(self.prefixes) if other == "prefix" else getattr(self, other)
+                raise ValueError(
+                    f"{name}: got {tokens} with {other} {value}, expected one or the other"
+                )
 
     def _normal_prefix(self) -> tuple[int, ...] | None:
         """Returns the lengths as a tuple, None where no position is in a prefix."""
@@ -156,6 +168,8 @@ class Mask(MaskFields[Documents]):
     def far_keys(self) -> tuple[Boundaries, int] | None:
         """Returns the positions from which on some keys are seen from any distance, and how many
         they are; None where there are none. Not for a mask of several ``rows``."""
+        if self.shared_prefix is not None:
+            return (0,), self.shared_prefix
         return None if self.global_tokens is None else (self.boundaries, self.global_tokens)
 
     @property
@@ -175,6 +189,8 @@ class Mask(MaskFields[Documents]):
             text += f", chunk {power_of_two(self.chunk)}"
         if self.global_tokens is not None and text not in ("causal", "full"):
             text += f", global {power_of_two(min(self.global_tokens, tokens))}"
+        if self.shared_prefix is not None:
+            text += f", shared {power_of_two(min(self.shared_prefix, tokens))}"
         if any(self.prefixes):
             text += f", prefix {power_of_two(min(max(self.prefixes), tokens))}"
         return text if self.documents is None else f"{text}, documents"

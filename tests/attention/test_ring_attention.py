@@ -174,6 +174,8 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"global_tokens": 2.0, "window": 2}, "global_tokens: got 2.0"),
         ({"global_tokens": 2}, "global_tokens: got 2 without window and chunk, expected one of"),
         ({"global_tokens": 2, "window": 3, "prefix": 4}, "got 2 with prefix 4, expected one"),
+        ({"shared_prefix": 2}, "got 2 without window, chunk and cu_seqlens, expected one of"),
+        ({"shared_prefix": 2, "window": 3, "prefix": 4}, "shared_prefix: got 2 with prefix 4"),
         ({"global_attention_mask": 1}, "ringray calls it global_tokens"),
         ({"blocks": 0}, "blocks: got 0, backend 'aten' takes None or query rows per call"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),

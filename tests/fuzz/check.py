@@ -26,7 +26,7 @@ AXES = {
     "problem": (
         "dtype", "seq_len", "batch", "heads", "kv_heads", "head_dim", "value_head_dim", "softcap",
         "sinks", "alibi", "dropout_p", "quantize", "causal", "window", "chunk", "prefix",
-        "global_tokens", "documents", "direction", "new_tokens",
+        "global_tokens", "shared_prefix", "documents", "direction", "new_tokens",
     ),
     "strategy": ("transport", "backward", "backend", "blocks", "partition"),
 }  # fmt: skip
@@ -158,6 +158,11 @@ def _check_fits(config: dict[str, Any]) -> None:
         assert config["global_tokens"] >= 1
         assert window is not None or "chunk" in config, "all see them"
         assert "prefix" not in config
+    if "shared_prefix" in config:
+        assert config["shared_prefix"] >= 1
+        limits = [window, config.get("chunk"), config["documents"]]
+        assert any(limit is not None for limit in limits), "all see them"
+        assert not {"prefix", "global_tokens"} & set(config)
     documents = config["documents"]
     if isinstance(documents, list):
         assert sum(documents) == config["seq_len"], "documents do not fill the sequence"
@@ -229,8 +234,10 @@ def _pairs(config: dict[str, Any]) -> int | None:
     left, right = (length if side is None else side for side in window)
     right = 0 if config["causal"] else right
     if length <= 1 << 21:
-        return sum(_row_by_row(one, left, right, config) for one in lengths)
-    rare = {"chunk", "prefix", "new_tokens", "global_tokens"} & set(config)
+        begins = itertools.accumulate(lengths, initial=0)
+        each = zip(lengths, begins, strict=False)
+        return sum(_row_by_row(one, left, right, config, begin) for one, begin in each)
+    rare = {"chunk", "prefix", "new_tokens", "global_tokens", "shared_prefix"} & set(config)
     if rare or not (right == 0 or left == right == length):
         return None
     found = 0
@@ -240,7 +247,7 @@ def _pairs(config: dict[str, Any]) -> int | None:
     return found
 
 
-def _row_by_row(length: int, left: int, right: int, config: dict[str, Any]) -> int:
+def _row_by_row(length: int, left: int, right: int, config: dict[str, Any], first: int) -> int:
     """Visible pairs of one document, of its new tokens where a step of decoding is planned."""
     chunk, prefix = config.get("chunk", length or 1), min(config.get("prefix", 0), length)
     row = np.arange(length)
@@ -251,4 +258,8 @@ def _row_by_row(length: int, left: int, right: int, config: dict[str, Any]) -> i
     if (tokens := min(config.get("global_tokens", 0), length)) and not config["causal"]:
         low[:tokens], high[:tokens] = 0, length
     before = np.minimum(tokens, low)  # global tokens that no window has
+    if shared := min(config.get("shared_prefix", 0), config["seq_len"]):
+        stop = np.minimum(shared, first + row + 1) if config["causal"] else shared
+        low, high = (np.maximum(first + bound, stop) for bound in (low, high))
+        before = stop
     return int((before + high - low)[-config.get("new_tokens", length) :].sum())

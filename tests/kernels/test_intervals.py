@@ -38,7 +38,8 @@ def test_a_row_sees_exactly_its_interval(case: tuple[Mask, int, int], seed: int)
     expected = torch.from_numpy(seen(mask, len(everyone)))[queries][:, keys]
     rows, found = torch.arange(len(keys)), torch.zeros(expected.shape, dtype=torch.int64)
     ranges = visible_ranges(queries, mask.seq_len, **keywords(mask, "cpu"))
-    assert len(ranges) == (1 if mask.global_tokens is None else 2 + (not mask.causal))
+    of_all = mask.global_tokens is not None and not mask.causal
+    assert len(ranges) == (1 if mask.far_keys is None else 2 + of_all)
     for low, high in ranges:
         start, end = intervals(low, high, keys)
         assert start.dtype == end.dtype == torch.int32

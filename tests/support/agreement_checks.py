@@ -159,6 +159,7 @@ def disagreement(rank: int, size: int) -> None:
         "chunk": ([q, k, v], {**more, "chunk": 3}, "chunk: "),
         "prefix": ([q, k, v], {**more, "prefix": 3}, "prefix: "),
         "globals": ([q, k, v], {**more, "window": 3, "global_tokens": 2}, "global_tokens: "),
+        "shared": ([q, k, v], {**more, "window": 3, "shared_prefix": 2}, "shared_prefix: "),
         "wrong globals": ([q, k, v], {**more, "global_tokens": 2}, "got 2 without window and"),
         "blocks": ([q, k, v], {**more, "blocks": 64}, "blocks: "),
         "kind of blocks": ([q, k, v], {**more, "blocks": ringray.Blocks()}, "'aten' takes None or"),

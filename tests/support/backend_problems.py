@@ -34,6 +34,7 @@ MASKS: dict[str, dict[str, Any]] = {
         "global_tokens": 3,
         "cu": (0, 2, 33, 61),
     },
+    "shared prefix": {"shared_prefix": 17, "cu": (0, 17, 30, 61)},
 }
 
 
@@ -69,6 +70,7 @@ class Problem:
     value_dim: int | None = None
     with_sinks: bool = False
     global_tokens: int | None = None
+    shared_prefix: int | None = None
     slopes: Tensor | None = None
     dropout_p: float = 0.0
     table: Tensor | None = None
@@ -96,7 +98,7 @@ class Problem:
     def seen(self) -> Tensor:
         return testing.visible(
             self.rows, causal=self.causal, window=self.window, cu_seqlens=self.boundaries,
-            global_tokens=self.global_tokens,
+            global_tokens=self.global_tokens, shared_prefix=self.shared_prefix,
         )  # fmt: skip
 
     def bias(self, keys: Tensor, grad: Tensor | None = None) -> Bias | None:
@@ -117,6 +119,7 @@ class Problem:
         found = visible_ranges(
             torch.arange(self.rows), self.rows, causal=self.causal, window=self.window,
             cu_seqlens=self.boundaries, global_tokens=self.global_tokens,
+            shared_prefix=self.shared_prefix,
         )  # fmt: skip
         rows = [intervals(low, high, keys) for low, high in found]
         return [(start[None], end[None]) for start, end in rows]

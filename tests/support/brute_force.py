@@ -35,6 +35,9 @@ def seen(mask: Mask, padded: int) -> NDArray[np.bool_]:
             everyone = k < first or (p < first and not mask.causal)
             allowed = (local or everyone) and (not mask.causal or k <= p)
             table[begin + p, begin + k] = (p < prefix and k < prefix) or allowed
+    for p, k in itertools.product(range(mask.seq_len), range(mask.shared_prefix or 0)):
+        if k < mask.seq_len and (k <= p or not mask.causal):
+            table[p, k] = True
     return table
 
 
@@ -110,5 +113,8 @@ def any_mask(draw: st.DrawFn, seq_len: int) -> Mask:
         prefix = draw(st.none() | lists.map(tuple))
     one = Mask(seq_len, causal, window, documents, chunk, prefix)
     local = (one.window is not None or one.chunk is not None) and one.prefix is None
-    tokens = draw(st.none() | st.integers(1, seq_len + 5)) if local else None
-    return replace(one, global_tokens=tokens)
+    tokens = draw(st.none() | st.integers(1, seq_len + 5))
+    if local and draw(st.booleans()):
+        return replace(one, global_tokens=tokens)
+    limited = local or (one.documents is not None and one.prefix is None)
+    return replace(one, shared_prefix=tokens) if limited else one

@@ -181,6 +181,9 @@ def refused(rank: int, size: int) -> None:
         "global_tokens: got 4 without window": lambda: ringray.ring_decode(
             q, cache, global_tokens=4
         ),
+        "unexpected keyword 'shared_prefix'; ringray calls it nothing": lambda: ringray.ring_decode(
+            q, cache, shared_prefix=4
+        ),
         "global_tokens: got 0, expected": lambda: ringray.ring_decode(
             q, cache, window=1, global_tokens=0
         ),

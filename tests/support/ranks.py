@@ -187,6 +187,7 @@ class Case:
     softcap: float | None = None
     value_dim: int | None = None
     global_tokens: int | None = None
+    shared_prefix: int | None = None
     alibi: bool = False
     dropout_p: float = 0.0
     reach: int | None = None  # of learned biases
@@ -237,6 +238,7 @@ class Case:
         return {
             "causal": self.causal, "window": self.window, "chunk": self.chunk,
             "prefix": self.prefix, "global_tokens": self.global_tokens,
+            "shared_prefix": self.shared_prefix,
             "cu_seqlens": None if self.cu is None else torch.tensor(self.cu),
         }  # fmt: skip
 

@@ -158,14 +158,15 @@ def traffic(rank: int, size: int) -> None:
     for partition, mask, dtype in itertools.product(
         PARTITIONS,
         ({}, {"causal": False}, {"window": 7}, {"chunk": 16, "prefix": 20},
-         {"window": 7, "global_tokens": 5}),
+         {"window": 7, "global_tokens": 5}, {"window": 7, "shared_prefix": 5}),
         DTYPES[:2],
     ):  # fmt: skip
         case = Case(partition, dtype, 64 if size != 3 else 66, **mask)
         padded = padded_length(partition, case.seq_len, size)
         prefix = None if case.prefix is None else (case.prefix,)
         described = Mask(
-            case.seq_len, case.causal, case.window, None, case.chunk, prefix, case.global_tokens  # type: ignore[arg-type]
+            case.seq_len, case.causal, case.window, None, case.chunk, prefix, case.global_tokens,  # type: ignore[arg-type]
+            case.shared_prefix,
         )  # fmt: skip
         q, k, v, dout = case.shards()
         for x in (q, k, v):

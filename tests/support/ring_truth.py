@@ -29,6 +29,8 @@ MASKS: tuple[dict[str, Any], ...] = (
     {"global_tokens": 5, "window": 6},
     {"global_tokens": 3, "chunk": 9, "cu": (0, 1, 33, 61)},
     {"global_tokens": 7, "window": (4, 2), "causal": False},
+    {"shared_prefix": 20, "cu": (0, 20, 33, 47, 61)},
+    {"shared_prefix": 13, "cu": (0, 30, 61), "window": (4, 2), "causal": False},
 )
 
 

@@ -74,6 +74,7 @@ def test_shapes_of_one_bucket_share_a_choice() -> None:
     assert bucket(window=20000, global_tokens=4) == bucket()
     assert bucket(window=100, global_tokens=4) == bucket(window=100, global_tokens=3)
     assert bucket(window=100, global_tokens=4) != bucket(window=100)
+    assert bucket(window=100, shared_prefix=4) != bucket(window=100)
     assert bucket(causal=False, window=(20000, None)) == bucket(causal=False)
     for other in (
         {"seq_len": 16385}, {"seq_len": 8192}, {"ring_size": 8}, {"heads": 16}, {"kv_heads": 8},

@@ -130,6 +130,9 @@ class ProblemSection(Fields):
     global_tokens: Annotated[IntsOrNull, Several(or_null(whole(1, 2**31 - 1), "none"))] = None
     """First positions of each document that queries see beside their window or chunk, and that
     see all of it without causal. null: none."""
+    shared_prefix: Annotated[IntsOrNull, Several(or_null(whole(1, 2**31 - 1), "none"))] = None
+    """First positions of the sequence that queries see beside their document, window or chunk: a
+    prompt with many answers. null: none."""
     documents: Annotated[DocumentsOrNull, Several(DOCUMENTS)] = None
     """Packed documents: their number (of fixed, uneven lengths), or lengths (tokens). null: one."""
     direction: Annotated[Names, Several(one_of(DIRECTIONS))] = "forward+backward"

@@ -91,7 +91,7 @@ def test_a_config_is_what_its_dict_says() -> None:
         text = f"problem: {{seq_len: 64, documents: {documents}}}\nstrategy: {{blocks: {blocks}}}\n"
         config = build(text).trials[0].config
         assert TrialConfig.from_dict(json.loads(json.dumps(config.as_dict()))) == config
-        later = {"chunk", "prefix", "global_tokens"}
+        later = {"chunk", "prefix", "global_tokens", "shared_prefix"}
         assert not later & set(config.as_dict())  # digests of earlier versions hold
     masks = "causal: false, window: [{left: 3, right: 5}, {right: 5}], chunk: 9"
     for trial in build(f"problem: {{seq_len: 64, {masks}}}\n").trials:
@@ -195,6 +195,7 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
         ("causal: false\n  window: 5", 7, "problem.window", "got 5 without causal, expected"),
         ("window: {left: 5, right: 1}", 6, "problem.window", r"got \(5, 1\) with causal, exp"),
         ("causal: false\n  prefix: 5", 7, "problem.prefix", "got 5 without causal, expected"),
+        ("shared_prefix: 5", 6, "problem.shared_prefix", "got 5 without window, chunk"),
         ("global_tokens: 5", 6, "problem.global_tokens", "got 5 without window and chunk"),
         (
             "window: {right: null}\n  global_tokens: 5", 7, "problem.global_tokens",

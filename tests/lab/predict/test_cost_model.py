@@ -92,6 +92,7 @@ MASKS: list[dict[str, Any]] = [
     {"causal": True}, {"causal": False}, {"causal": True, "window": 40},
     {"causal": True, "chunk": 1 << 31}, {"causal": True, "prefix": 7},
     {"causal": True, "chunk": 1 << 31, "global_tokens": 3},
+    {"causal": True, "chunk": 1 << 31, "shared_prefix": 3},
 ]  # fmt: skip
 FLEETS = {
     "nodes": "h100:3x2", "shared network ports": "a100:2x4", "one node": "h100:8",

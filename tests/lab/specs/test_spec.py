@@ -60,6 +60,7 @@ def test_defaults() -> None:
             "chunk": None,
             "prefix": None,
             "global_tokens": None,
+            "shared_prefix": None,
             "documents": None,
             "direction": "forward+backward",
             "new_tokens": None,
