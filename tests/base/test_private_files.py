@@ -290,12 +290,13 @@ from ringray.lab.ring.group import ActorRing
 from ringray.lab.specs import model as spec
 
 text = "version: 1\\nname: a\\nkind: latency\\nring: {device: cpu}\\nproblem: {seq_len: 64}\\n"
-config = plan.build(spec.parse(text)).trials[0].config
+trial = plan.build(spec.parse(text)).trials[0]
+config = trial.config
 with connect.connect(None) as place:
     assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
     ring = ActorRing(2, place.placement(config), 60.0, Patience(60.0))
     ring.form(2)
-    assert len(ring.run("latency", config, 60.0)) == 2
+    assert len(ring.run(trial.kind, config, 60.0)) == 2
     me = psutil.Process()
     listening = {
         one.laddr.ip

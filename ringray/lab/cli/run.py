@@ -25,7 +25,6 @@ from ringray.lab.cli.store import open_store
 from ringray.lab.driver import schedule
 from ringray.lab.driver.observer import Summary
 from ringray.lab.driver.studies import entries, load_of, results
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.report import studies, tables, words
 from ringray.lab.report.live import LiveTable, PlainLines, observer
@@ -100,7 +99,7 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
 
 def _go_on(store: Store, sweep: str, arguments: argparse.Namespace) -> int:
     plan = planned(stored_spec(store.find(sweep)), arguments)
-    follow = search if KINDS[plan.spec.kind].tunes else execute
+    follow = search if plan.spec.trial_kind.tunes else execute
     return follow(plan, store, arguments)
 
 
@@ -242,7 +241,7 @@ def _json_path(given: str | None) -> Path | None:
 
 def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over: bool) -> None:
     """Prints the best points of a search."""
-    if not KINDS[plan.spec.kind].tunes and METHODS[plan.spec.search.method].exhaustive:
+    if not plan.spec.trial_kind.tunes and METHODS[plan.spec.search.method].exhaustive:
         return
     found = schedule.found(plan, trials, over=over)
     for table in studies.fronts(plan, trials, found):

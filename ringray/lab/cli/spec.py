@@ -240,7 +240,8 @@ def past_trials(named: str | None, but: str = "") -> Iterator[MeasuredTrial]:
     try:
         with Store(path, readonly=True) as store:
             for sweep in islice(store.sweeps(), _SWEEPS):
-                if sweep.digest == but or sweep.kind not in KINDS or KINDS[sweep.kind].ranks_alone:
+                kind = KINDS.get(sweep.kind)
+                if sweep.digest == but or kind is None or kind.ranks_alone:
                     continue
                 for row in store.newest(sweep.digest, NEWEST):
                     if "prediction_ratio" not in row.numbers:

@@ -22,7 +22,7 @@ from ringray.tuning.table import Entry
 def tune(arguments: argparse.Namespace) -> int:
     """Runs a tuning spec, and keeps the best point of each problem for later calls."""
     plan = planned(specs.load(arguments.spec, arguments.set), arguments)
-    if not KINDS[plan.spec.kind].tunes:
+    if not plan.spec.trial_kind.tunes:
         tuning = ", ".join(name for name, kind in KINDS.items() if kind.tunes)
         raise plan.spec.error(
             "kind",

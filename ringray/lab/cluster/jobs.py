@@ -20,7 +20,6 @@ from ringray.base.deadline import Reminder
 from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
 from ringray.lab.specs.model import NAME
 from ringray.lab.trial.outcome import selected
@@ -148,7 +147,7 @@ class Jobs:
     def _send(self, job: Job, plan: Plan, shipment: Shipment, store: str | None) -> bool:
         """Submits the job; False if another job has the name."""
         # Tuned choices are kept on the cluster.
-        verb = "tune" if KINDS[plan.spec.kind].tunes else "run"
+        verb = "tune" if plan.spec.trial_kind.tunes else "run"
         command = ["python", "-m", "ringray", verb, shipment.spec]
         command += ["--store", store] if store else []
         command += ["--all"] if plan.everything else []

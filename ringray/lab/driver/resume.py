@@ -12,7 +12,6 @@ from ringray.base import provenance, units
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.schedule import Schedule
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.pruning import Reason
@@ -166,7 +165,7 @@ def _stands(trial: Trial, row: TrialRow, plan: Plan, environment: dict[str, Any]
 
 def _refusals(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """Returns the trials that this cluster can never run, and why; PlaceError if it runs none."""
-    ranks_alone = KINDS[plan.spec.kind].ranks_alone
+    ranks_alone = plan.spec.trial_kind.ranks_alone
     device, wrong = cluster.device(plan.spec.ring.device), None
     if ranks_alone and device != plan.device:
         wrong = Reason(

@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from ringray.lab.driver.studies import StudyResult, outcome_of, refused_and_ended, results, score_of
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.problems import defaults, problem_of, searched, studies
@@ -67,7 +66,7 @@ class Schedule:
         unasked: Collection[str] | None = None,
     ) -> None:
         self._objectives = plan.spec.search.objectives
-        self._returns = KINDS[plan.spec.kind].searchable
+        self._returns = plan.spec.trial_kind.searchable
         self._results: dict[str, Outcome | TrialRow] = dict(done)
         trials = [trial for trial in plan.runnable if trial.key not in refused]
         beaten = [trial for trial in plan.trials if trial.pruned == BEATEN]
@@ -81,12 +80,12 @@ class Schedule:
     def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
         search, measure = plan.spec.search, trials[0].config.measure
         # A choice is kept only if it beats the default, which needs half of the other's runs.
-        usual = defaults(trials) if KINDS[plan.spec.kind].tunes else []
+        usual = defaults(trials) if plan.spec.trial_kind.tunes else []
         half = -(-measure.repeats // 2)
         runs = measure.repeats, measure.warmup, search.share, search.seed or 0
         beaten, besides = self._beaten[problem_of(trials[0])], len(usual) * (measure.warmup + half)
         settings = SearchSettings(*runs, len(self._objectives), beaten, besides)
-        names = searched(plan.spec.kind)
+        names = searched(plan.spec.trial_kind)
         configs = {trial.key: trial.config.flat() for trial in trials}
         varying = [name for name in names if len({x[name] for x in configs.values()}) > 1]
         candidates = []

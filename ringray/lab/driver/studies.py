@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.problems import defaults, studies
 from ringray.lab.plan.trial import Trial
@@ -138,7 +137,7 @@ def load_of(
     if not timed(plan.spec.search.objectives[0]):
         return None
     ranks = study.trials[0].config.ring.size
-    if KINDS[plan.spec.kind].ranks_alone:  # they measure side by side
+    if plan.spec.trial_kind.ranks_alone:  # they measure side by side
         ranks = plan.spec.sweep("ring", "size")[0]
     points = {trial.key: repr(trial.config.changed(replica=0)) for trial in study.trials}
     ended = {key: rows[key] for key in points if key in rows and rows[key].status == "ok"}
@@ -200,7 +199,7 @@ def _entry(plan: Plan, trial: Trial, row: TrialRow, backends: Collection[str]) -
     assert row.environment is not None
     place = tuned.Place(**row.environment["place"])
     config, chosen = trial.config, row.environment.get("chosen", {})
-    use = KINDS[trial.kind].tunes
+    use = trial.kind.tunes
     assert use
     own = {**vars(config.strategy), **chosen}
     del own["source"]

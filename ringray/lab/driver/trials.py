@@ -21,7 +21,6 @@ from ringray.lab.driver.dispatch import Dispatcher
 from ringray.lab.driver.exporter import Exporter
 from ringray.lab.driver.observer import Observer, Summary
 from ringray.lab.driver.schedule import Schedule, Work
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan, deadline
 from ringray.lab.plan.trial import Trial
 from ringray.lab.predict.rates import peak_of
@@ -83,7 +82,7 @@ class TrialRunner:
         self._quarantine = Quarantine()
         self._stop = threading.Event()  # set at the end: nothing waits any more
         # Where ranks work alone, as many rings of one run side by side.
-        alone = KINDS[spec.kind].ranks_alone
+        alone = spec.trial_kind.ranks_alone
         count = spec.sweep("ring", "size")[0] if alone else cluster.side_by_side(plan)
         self._machines: Machines | None = None
         if not alone and count > 1:
@@ -177,7 +176,7 @@ class TrialRunner:
         if chosen:
             self._note_once(chosen["source"])
         until = deadline(trial, config, self._limits)
-        trains = KINDS[trial.kind].trains
+        trains = trial.kind.trains
         peak = peak_of(self._plan.on, trial.config) if trains else None
         watch = self._watch(trial, peak) if trains else None
         try:
@@ -201,7 +200,7 @@ class TrialRunner:
             met = [*met, wrong]
         if refused := next((r.refused for r in reports if r.refused), None):
             status, reason = "pruned", NOT_TRIED + refused
-        place = ring.place if KINDS[trial.kind].tunes else None
+        place = ring.place if trial.kind.tunes else None
         own = {"place": place and asdict(place), "ring": lies}
         return self._outcome(trial, Outcome(status, reason, metrics, samples), met, chosen, **own)
 

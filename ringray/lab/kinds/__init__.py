@@ -11,13 +11,21 @@ train        steps of training a decoder on a mesh of ranks; max-context: how lo
 
 To add one, write ``ringray/lab/kinds/<name>.py`` beside the others with a function ``run(config,
 context)`` that returns a ``RankReport``, and give it a line in ``KINDS``. The modules need torch,
-so the table holds their paths: specs and plans read the table without importing any of them.
+so the table holds their paths: specs and plans hand out its objects without importing any of them.
 """
 
+from __future__ import annotations
+
+import importlib
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ringray.lab.trial.metrics import Group
+
+if TYPE_CHECKING:  # which need torch
+    from ringray.lab.kinds.base import RankContext
+    from ringray.lab.trial.config import TrialConfig
+    from ringray.lab.trial.measurement import RankReport
 
 _TIMED: tuple[Group, ...] = ("time", "traffic", "memory", "baseline")
 _TRAINED: tuple[Group, ...] = ("time", "traffic", "memory", "training")
@@ -37,6 +45,7 @@ class TrialKind:
     ``ringray.training.tasks``), "" for a corpus.
     """
 
+    name: str
     module: str
     measures: tuple[Group, ...]
     searchable: bool = False
@@ -48,22 +57,30 @@ class TrialKind:
     reaches: bool = False
     task: str = ""
 
+    def run(self, config: TrialConfig, context: RankContext) -> RankReport:
+        """Runs one trial on a rank; every rank of the ring calls it at the same time."""
+        report: RankReport = importlib.import_module(self.module).run(config, context)
+        return report
 
-KINDS: dict[str, TrialKind] = {
-    "correctness": TrialKind(
-        "ringray.lab.kinds.correctness", ("error", "traffic"), oracle_passes=5
+
+_IN = "ringray.lab.kinds."
+_ALL = (
+    TrialKind("correctness", f"{_IN}correctness", ("error", "traffic"), oracle_passes=5),
+    TrialKind("latency", f"{_IN}latency", _TIMED, searchable=True),
+    TrialKind("overlap", f"{_IN}overlap", (*_TIMED, "overlap")),
+    TrialKind("decode", f"{_IN}decode", _TIMED, searchable=True, decodes=True),
+    TrialKind("train", f"{_IN}train", _TRAINED, trains=True),
+    TrialKind("max-context", f"{_IN}train", _TRAINED, trains=True, reaches=True),
+    TrialKind("retrieval", f"{_IN}train", _TRAINED, trains=True, task="lines"),
+    TrialKind("in-context-rl", f"{_IN}train", _TRAINED, trains=True, task="point-mass"),
+    TrialKind("strategy-tune", f"{_IN}latency", _TIMED, searchable=True, tunes="strategy"),
+    TrialKind(
+        "kernel-tune",
+        f"{_IN}kernel_tune",
+        _TIMED,
+        searchable=True,
+        tunes="kernel",
+        ranks_alone=True,
     ),
-    "latency": TrialKind("ringray.lab.kinds.latency", _TIMED, searchable=True),
-    "overlap": TrialKind("ringray.lab.kinds.overlap", (*_TIMED, "overlap")),
-    "decode": TrialKind("ringray.lab.kinds.decode", _TIMED, searchable=True, decodes=True),
-    "train": TrialKind("ringray.lab.kinds.train", _TRAINED, trains=True),
-    "max-context": TrialKind("ringray.lab.kinds.train", _TRAINED, trains=True, reaches=True),
-    "retrieval": TrialKind("ringray.lab.kinds.train", _TRAINED, trains=True, task="lines"),
-    "in-context-rl": TrialKind("ringray.lab.kinds.train", _TRAINED, trains=True, task="point-mass"),
-    "strategy-tune": TrialKind(
-        "ringray.lab.kinds.latency", _TIMED, searchable=True, tunes="strategy"
-    ),
-    "kernel-tune": TrialKind(
-        "ringray.lab.kinds.kernel_tune", _TIMED, searchable=True, tunes="kernel", ranks_alone=True
-    ),
-}
+)
+KINDS = {kind.name: kind for kind in _ALL}

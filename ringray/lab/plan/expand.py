@@ -10,7 +10,7 @@ from typing import Any
 
 from ringray import transport as transports
 from ringray.base.errors import UserError
-from ringray.lab.kinds import KINDS
+from ringray.lab.kinds import TrialKind
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import kernel_cuts, limits
 from ringray.lab.specs.domain_fields import Window
@@ -42,7 +42,7 @@ _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "
 
 def axes_of(spec: Spec) -> tuple[tuple[str, str, str], ...]:
     """Returns the axes of a spec, slowest first."""
-    if not KINDS[spec.kind].trains:
+    if not spec.trial_kind.trains:
         return AXES
     return tuple(("training", name, name) for name in _TRAINED) + AXES
 
@@ -68,7 +68,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             # The strategies of one problem take turns, replica by replica: a machine drifts.
             axes.setdefault("replica", range(spec.measure.replicas))
         axes[name] = spec.sweep(section, field)
-    if KINDS[spec.kind].reaches:
+    if spec.trial_kind.reaches:
         axes["seq_len"] = _ladder(*limits.check_reach(spec))
     baseline = spec.measure.baseline
     alone = baseline is not None and not BASELINES[baseline.name].on_ring
@@ -81,23 +81,23 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         "baseline": baseline.name if baseline else None,
         "baseline_threads": baseline.threads if baseline and alone else None,
     }
-    if KINDS[spec.kind].trains:
+    if spec.trial_kind.trains:
         constant |= _trained(spec)
-    if KINDS[spec.kind].trains and device == "cpu":
+    if spec.trial_kind.trains and device == "cpu":
         constant["budget"] = spec.limits.rank_memory
     for point in itertools.product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, point, strict=True))
         chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
         if isinstance(window := chosen["window"], Window):
             chosen["window"] = (window.left, window.right)
-        if KINDS[spec.kind].trains:
+        if spec.trial_kind.trains:
             chosen |= _sizes(spec, chosen["model"])
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
-        if KINDS[spec.kind].decodes:
+        if spec.trial_kind.decodes:
             chosen["new_tokens"] = chosen["new_tokens"] or 1
         if chosen["value_head_dim"] == chosen["head_dim"]:
             chosen["value_head_dim"] = None
-        for searched in _searched(spec.kind, chosen, device):
+        for searched in _searched(spec.trial_kind, chosen, device):
             yield TrialConfig.from_dict(chosen | searched | constant)
 
 
@@ -117,7 +117,7 @@ def _trained(spec: Spec) -> dict[str, Any]:
     paths = tuple(_absolute(path) for path in spec.sweep("training", "corpus") if path is not None)
     return {
         "warmup": 0, "repeats": train.steps, "baseline": None, "baseline_threads": None,
-        "task": KINDS[spec.kind].task or None, "examined": limits.check_task(spec),
+        "task": spec.trial_kind.task or None, "examined": limits.check_task(spec),
         "learning_rate": train.learning_rate, "rope_theta": train.rope_theta,
         "micro_batch": train.micro_batch, "corpus": paths or None,
         "tokenizer": _absolute(train.tokenizer), "checkpoints": _absolute(train.checkpoints),
@@ -137,15 +137,15 @@ def _absolute(path: str | None) -> str | None:
     return None if path is None else str(Path(path).expanduser().absolute())
 
 
-def _searched(kind: str, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:
+def _searched(kind: TrialKind, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:
     """Yields the values of the fields that a tuning kind searches at one point of the sweep."""
-    if KINDS[kind].ranks_alone:
+    if kind.ranks_alone:
         given = chosen["blocks"]
         # What is searched is compared with the default.
         found = kernel_cuts.cuts(chosen, device) if given is None else [given]
         for cut in dict.fromkeys([*found, *([None] if isinstance(given, int) else [])]):
             yield {"ring_size": 1, **tuned.DEFAULTS, "blocks": cut}
-    elif KINDS[kind].tunes:
+    elif kind.tunes:
         yield from _strategies(chosen)
         yield dict(tuned.DEFAULTS)
     else:

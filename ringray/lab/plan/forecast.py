@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ringray.base import units
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan import problems
 from ringray.lab.plan.pruning import Reason
 from ringray.lab.plan.trial import Trial
@@ -71,7 +70,7 @@ def room(spec: Spec, config: TrialConfig, host: Host | None) -> Room | None:
     if spec.limits.rank_memory is not None:
         found.append(Room(spec.limits.rank_memory, "limits.rank_memory"))
     if host is not None:
-        alone = KINDS[spec.kind].ranks_alone
+        alone = spec.trial_kind.ranks_alone
         ranks = min(host.ranks, spec.sweep("ring", "size")[0] if alone else config.ring.size)
         owner = f" of {host.name}" + (f" for each of {ranks} ranks" if ranks > 1 else "")
         found.append(Room(host.memory / ranks, "problem.seq_len", owner))

@@ -108,11 +108,11 @@ def check_sections(spec: Spec) -> None:
     """Raises SpecError if a kind that trains nothing has a training, or a training what it does
     not read."""
     given = spec.training.model_fields_set
-    if given and not KINDS[spec.kind].trains:
+    if given and not spec.trial_kind.trains:
         training = [name for name, kind in KINDS.items() if kind.trains]
         message = f"kind {spec.kind} trains nothing, expected kind {' or '.join(training)}"
         raise spec.error(f"training.{min(given)}", message)
-    for field, instead in _UNREAD.items() if KINDS[spec.kind].trains else ():
+    for field, instead in _UNREAD.items() if spec.trial_kind.trains else ():
         section, _, name = field.partition(".")
         part = getattr(spec, section)
         if getattr(part, name) not in (None, 0, type(part).model_fields[name].default):
@@ -148,7 +148,7 @@ def _check_vocabulary(spec: Spec, least: int, why: str) -> None:
 def check_task(spec: Spec) -> tuple[int, ...] | None:
     """Returns the lengths in which a trained task is examined, None for that of the training;
     raises SpecError if model, mesh or lengths do not hold the task of this kind."""
-    name, train = KINDS[spec.kind].task, spec.training
+    name, train = spec.trial_kind.task, spec.training
     examined = tuple(one for one in spec.sweep("training", "examined") if one is not None)
     if not name:
         if examined:
@@ -191,7 +191,7 @@ def check_search(spec: Spec) -> None:
     def refuse(field: str, value: object, expected: str) -> None:
         raise spec.error(field, f"got {value!r}, expected {expected}")
 
-    search, kind, method = spec.search, KINDS[spec.kind], METHODS[spec.search.method]
+    search, kind, method = spec.search, spec.trial_kind, METHODS[spec.search.method]
     for name in ("budget", "seed"):
         value = getattr(search, name)
         if value is not None and name not in method.options:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from ringray.base import provenance
 from ringray.base.errors import UserError, reason_of
 from ringray.base.units import duration
-from ringray.lab.kinds import KINDS
+from ringray.lab.kinds import TrialKind
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import forecast, limits
 from ringray.lab.plan.expand import expand
@@ -111,7 +111,7 @@ def build(
     host = forecast.host(asked, machine if device == "cpu" else None)
     configs = expand(spec, device)
     settled = [default_config(config) for config in configs]
-    reasons = [impossible(spec.kind, config) or _too_few(asked, config) for config in settled]
+    reasons = [impossible(spec.trial_kind, config) or _too_few(asked, config) for config in settled]
     _check_some(spec, reasons)
     costs = _costs(spec, settled, reasons, partial(_predict, on), processes)
     tight = ""
@@ -120,8 +120,8 @@ def build(
         _check_some(spec, reasons, "; --all plans them all the same")
     trials = tuple(
         Trial(
-            index, _key(spec.kind, config), spec.kind, config, cost, reason,
-            _measuring_s(spec.kind, config, cost, on) if cost and not reason else 0.0,
+            index, _key(spec.kind, config), spec.trial_kind, config, cost, reason,
+            _measuring_s(spec.trial_kind, config, cost, on) if cost and not reason else 0.0,
         )
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
     )  # fmt: skip
@@ -163,12 +163,12 @@ def _check_some(spec: Spec, reasons: list[Reason | None], way_out: str = "") -> 
         raise spec.error(first.field, first.text + others + way_out)
 
 
-def _measuring_s(kind: str, config: TrialConfig, cost: cost_model.Cost, on: Fleet) -> float:
+def _measuring_s(kind: TrialKind, config: TrialConfig, cost: cost_model.Cost, on: Fleet) -> float:
     measure = config.measure
     once = cost.time_ms / 1e3
     if measure.baseline and BASELINES[measure.baseline].on_ring:
         once *= 2
-    elif passes := KINDS[kind].oracle_passes or bool(measure.baseline):
+    elif passes := kind.oracle_passes or bool(measure.baseline):
         once += passes * cost_model.alone_s(config, on)
     return once * (measure.warmup + measure.repeats + examination(config))
 
@@ -231,7 +231,7 @@ class Deadline(NamedTuple):
 def deadline(trial: Trial, config: TrialConfig, section: LimitsSection) -> Deadline:
     """Returns the deadline of ``trial``, which is the user's limit if there is one; ``config`` has
     its choices made, ``section`` has the limits of the plan."""
-    kind, timeout = KINDS[trial.kind], section.trial_timeout or TIMEOUT_S
+    kind, timeout = trial.kind, section.trial_timeout or TIMEOUT_S
     if section.trial_timeout is not None and "trial_timeout" in section.model_fields_set:
         return Deadline(timeout, f"limits.trial_timeout: {duration(timeout)}")
     default = f"limits.trial_timeout is {duration(timeout)} by default"
@@ -265,8 +265,8 @@ def restored(spec: Spec, rows: Iterable[TrialRow]) -> Plan:
             field, _, why = (row.reason or "").partition(": ")
             late = field in (UNASKED.partition(": ")[0], NOT_TRIED.partition(": ")[0])
             pruned = Reason(field, why) if row.status == "pruned" and not late else None
-            takes = _measuring_s(spec.kind, config, cost, on) if cost and not pruned else 0.0
-            trials.append(Trial(row.index, row.key, spec.kind, config, cost, pruned, takes))
+            takes = _measuring_s(spec.trial_kind, config, cost, on) if cost and not pruned else 0.0
+            trials.append(Trial(row.index, row.key, spec.trial_kind, config, cost, pruned, takes))
     except (TypeError, KeyError, ValueError) as error:
         raise UserError(
             f"the trials of sweep {spec.name} are of another version of ringray "

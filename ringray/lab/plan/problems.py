@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringray.lab.kinds import KINDS
+from ringray.lab.kinds import TrialKind
 from ringray.lab.plan.expand import STRATEGY
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.plan.trial import Trial
 from ringray.tuning import table as tuned
 
 
-def searched(kind: str) -> tuple[str, ...]:
+def searched(kind: TrialKind) -> tuple[str, ...]:
     """Returns the config fields that are searched, not part of the problem."""
-    if KINDS[kind].reaches:
+    if kind.reaches:
         return ("seq_len",)
-    return (*STRATEGY, "threads") if KINDS[kind].tunes else STRATEGY
+    return (*STRATEGY, "threads") if kind.tunes else STRATEGY
 
 
 def problem_of(trial: Trial) -> str:
@@ -25,7 +25,7 @@ def problem_of(trial: Trial) -> str:
         for name, value in trial.config.as_dict().items()
         if name not in (*searched(trial.kind), "replica")
     }
-    if KINDS[trial.kind].ranks_alone:
+    if trial.kind.ranks_alone:
         fixed["kernel"] = kernel_of(trial.config.strategy.blocks)
     return repr(fixed)
 
@@ -42,7 +42,7 @@ def defaults(trials: Sequence[Trial]) -> list[Trial]:
     """Returns the points of a study that are taken where nothing is tuned, one for each number of
     threads and replica. Of Triton's kernels there is none: their defaults depend on the GPU."""
     cuts = {trial.config.strategy.blocks for trial in trials}
-    if None not in cuts and (len(cuts) > 1 or KINDS[trials[0].kind].ranks_alone):
+    if None not in cuts and (len(cuts) > 1 or trials[0].kind.ranks_alone):
         return []
     return [
         trial

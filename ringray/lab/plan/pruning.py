@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 
 from ringray import transport
-from ringray.lab.kinds import KINDS
+from ringray.lab.kinds import TrialKind
 from ringray.lab.kinds.baselines import BASELINES, DEFAULT
 from ringray.lab.predict.cost_model import choose_walks
 from ringray.lab.trial import training
@@ -64,14 +64,14 @@ class Reason:
         return f"{self.field}: {self.text}"
 
 
-def impossible(kind: str, config: TrialConfig) -> Reason | None:
+def impossible(kind: TrialKind, config: TrialConfig) -> Reason | None:
     """Returns the reason why a point can never run anywhere, or None."""
     if reason := _undecodable(kind, config) or _untrainable(kind, config):
         return reason
-    if KINDS[kind].trains:
+    if kind.trains:
         config = training.ring_config(config, training.of_config(config)[1])
     problem = config.problem
-    if KINDS[kind].oracle_passes:
+    if kind.oracle_passes:
         scores = 8 * problem.batch * problem.heads * problem.seq_len**2
         if scores > ORACLE_BYTES:
             return Reason(
@@ -97,9 +97,9 @@ def impossible(kind: str, config: TrialConfig) -> Reason | None:
     return _too_large(config) or _unsendable(config) or unfit(config, config.ring.device)
 
 
-def _untrainable(kind: str, config: TrialConfig) -> Reason | None:
+def _untrainable(kind: TrialKind, config: TrialConfig) -> Reason | None:
     """Prunes trainings that do not fit their ranks, and masks that a decoder has not."""
-    if not KINDS[kind].trains:
+    if not kind.trains:
         return None
     if reason := _fixed(config, _TRAINS, "a decoder trains without it"):
         return reason
@@ -117,11 +117,14 @@ def _untrainable(kind: str, config: TrialConfig) -> Reason | None:
     return None
 
 
-def _undecodable(kind: str, config: TrialConfig) -> Reason | None:
+def _undecodable(kind: TrialKind, config: TrialConfig) -> Reason | None:
     """Prunes new tokens of other kinds, and what a step of new tokens does not compute."""
     problem = config.problem
-    if not KINDS[kind].decodes:
-        given, text = problem.new_tokens, f"kind {kind} computes whole sequences, expected null"
+    if not kind.decodes:
+        given, text = (
+            problem.new_tokens,
+            f"kind {kind.name} computes whole sequences, expected null",
+        )
         return None if given is None else Reason("problem.new_tokens", f"got {given}, but {text}")
     assert problem.new_tokens is not None
     if problem.new_tokens >= problem.seq_len:

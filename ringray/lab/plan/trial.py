@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringray.base import provenance
+from ringray.lab.kinds import TrialKind
 from ringray.lab.plan.pruning import Reason
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.trial.config import TrialConfig
@@ -22,7 +23,7 @@ class Trial:
     #: Names it within its sweep.
     key: str
 
-    kind: str
+    kind: TrialKind
     config: TrialConfig
 
     #: Pruned trials have a prediction only if it is the reason.
@@ -37,7 +38,7 @@ class Trial:
     def point(self, described: dict[str, Any], chosen: Mapping[str, Any] | None = None) -> str:
         """Returns the digest of a measurement in the environment ``described``. ``chosen``: values
         of the fields that the config leaves open."""
-        config = {"kind": self.kind, **self.config.as_dict(), **(chosen or {})}
+        config = {"kind": self.kind.name, **self.config.as_dict(), **(chosen or {})}
         return provenance.point_digest(config, described)
 
 
@@ -51,7 +52,7 @@ def trial_dict(trial: Trial) -> dict[str, Any]:
     return {
         "index": trial.index,
         "key": trial.key,
-        "kind": trial.kind,
+        "kind": trial.kind.name,
         "config": trial.config.as_dict(),
         "predicted": cost_dict(trial),
         "measuring_s": trial.measuring_s,

@@ -26,7 +26,6 @@ from ringray.base import units
 from ringray.base.redaction import shown
 from ringray.base.signals import leave_to_main
 from ringray.lab.driver.observer import Summary
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.trial import Trial
 from ringray.lab.report import verdict, words
@@ -268,7 +267,7 @@ def _rows(board: Board, shown: list[BoardGroup], to: Console) -> Table:
     results = [result for group in shown for result in group.ended.values()]
     errors = any(worst_error(result.metrics) is not None for result in results)
     compared, bars = board.plan.spec.measure.baseline, to.width >= _BAR_WIDTH
-    measured = {*KINDS[board.plan.spec.kind].measures} - (set() if compared else {"baseline"})
+    measured = {*board.plan.spec.trial_kind.measures} - (set() if compared else {"baseline"})
     metrics = [metric for metric in columns("live") if metric.group in measured]
     headings = ["worst error"] if errors else []
     for metric in metrics:

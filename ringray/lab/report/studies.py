@@ -8,7 +8,6 @@ from rich.table import Table
 
 from ringray.base import units
 from ringray.lab.driver.studies import StudyResult
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.problems import searched
 from ringray.lab.report import tables, words
@@ -46,7 +45,7 @@ def lines(plan: Plan, rows: Sequence[TrialRow], studies: Sequence[StudyResult]) 
 
 def _beside(plan: Plan, study: StudyResult, by_key: Mapping[str, TrialRow]) -> str:
     """Writes how the best point of a tuning compares with the default."""
-    if not KINDS[plan.spec.kind].tunes or study.default is None:
+    if not plan.spec.trial_kind.tunes or study.default is None:
         return ""
     if study.default == study.best:
         return "; it is the default, so nothing is kept"
@@ -75,7 +74,7 @@ def fronts(plan: Plan, rows: Sequence[TrialRow], studies: Sequence[StudyResult])
 
 
 def _problem(plan: Plan, study: StudyResult) -> str:
-    fields = [name for name in plan.varying if name not in searched(plan.spec.kind)]
+    fields = [name for name in plan.varying if name not in searched(plan.spec.trial_kind)]
     return words.label(study.trials[0].config.as_dict(), fields) or plan.spec.name
 
 

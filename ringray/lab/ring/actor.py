@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import os
 import socket
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from ringray.base import toolchain
 from ringray.base.provenance import code_digest, memory_bytes
 from ringray.instruments import progress
 from ringray.instruments.progress import HERE
-from ringray.lab.kinds import KINDS
+from ringray.lab.kinds import TrialKind
 from ringray.lab.ring import gpu_links
 from ringray.lab.ring.memory_limit import MemoryLimit
 from ringray.lab.trial import faults
@@ -166,7 +165,7 @@ class Rank:
         """Returns the end of another rank's log on this node."""
         return progress.tail_of(path)
 
-    def run(self, kind: str, flat: dict[str, Any]) -> RankReport | Fault:
+    def run(self, kind: TrialKind, flat: dict[str, Any]) -> RankReport | Fault:
         """Runs one trial of ``kind``; ``flat`` is ``TrialConfig.as_dict()``.
 
         Returns failures as plain data: exceptions of a compiler or a device may not unpickle.
@@ -208,7 +207,7 @@ class Rank:
         room = self._limit.left()
         return min(psutil.virtual_memory().available, memory_bytes()) if room is None else room
 
-    def _measure(self, kind: str, flat: dict[str, Any]) -> RankReport:
+    def _measure(self, kind: TrialKind, flat: dict[str, Any]) -> RankReport:
         import torch
 
         from ringray.lab.kinds.base import RankContext
@@ -217,9 +216,8 @@ class Rank:
         config: TrialConfig = TrialConfig.from_dict(flat)
         torch.set_num_threads(config.ring.threads)
         context = RankContext(self._rank, self._device, self._group, self._side)
-        measure = importlib.import_module(KINDS[kind].module).run
         watch = Watch(self._gpu)
-        report: RankReport = measure(config, context)
+        report = kind.run(config, context)
         report.values |= {name: [value] for name, value in watch.stop().items()}
         HERE.enter("")
         return report

@@ -23,7 +23,7 @@ from ringray.base.provenance import code_digest, versions
 from ringray.lab.cluster import placement_wait
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.placement_wait import Patience
-from ringray.lab.kinds import KINDS
+from ringray.lab.kinds import TrialKind
 from ringray.lab.ring.actor import Introduction, Rank
 from ringray.lab.ring.calls import BESIDE, RankCalls, Where
 from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
@@ -139,7 +139,7 @@ class ActorRing:
         return False
 
     def run(
-        self, kind: str, config: TrialConfig, timeout: float, watch: Watch | None = None
+        self, kind: TrialKind, config: TrialConfig, timeout: float, watch: Watch | None = None
     ) -> list[RankReport]:
         """Runs one trial on all ranks of the ring; it counts only if every rank reports. ``watch``
         is called every few seconds with the progress of rank 0.
@@ -168,12 +168,12 @@ class ActorRing:
         hardware = " and ".join(sorted({place.hardware for place in places}))
         return replace(places[0], hardware=hardware)
 
-    def settle(self, config: TrialConfig, kind: str) -> tuple[TrialConfig, dict[str, Any]]:
+    def settle(self, config: TrialConfig, kind: TrialKind) -> tuple[TrialConfig, dict[str, Any]]:
         """Returns ``config`` with every open choice made, the same for all ranks; and the choices
         with their ``source``, empty if there is none but a default for the blocks."""
-        if KINDS[kind].ranks_alone:  # it is about to be tuned
+        if kind.ranks_alone:  # it is about to be tuned
             return config, {}
-        if KINDS[kind].trains:
+        if kind.trains:
             settled, source = training.settled(config, self.place)
         else:
             settled, source = resolved(config, self.place)

@@ -24,7 +24,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.base.errors import SpecError
-from ringray.lab.kinds import KINDS, baselines
+from ringray.lab.kinds import KINDS, TrialKind, baselines
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
 from ringray.lab.specs.conditions import LimitsSection, TrackingSection
@@ -268,6 +268,11 @@ class Spec(Fields):
         return data
 
     @property
+    def trial_kind(self) -> TrialKind:
+        """Returns what each trial does."""
+        return KINDS[self.kind]
+
+    @property
     def source(self) -> str:
         """Returns the text of the file."""
         return self._source.text if self._source else ""
@@ -296,7 +301,7 @@ class Spec(Fields):
     def canonical(self) -> dict[str, Any]:
         """Returns the spec as JSON-able data in its normal form, with all defaults filled in and
         without the section of another kind."""
-        trains = KINDS[self.kind].trains
+        trains = self.trial_kind.trains
         return self.model_dump(mode="json", exclude=None if trains else {"training"})
 
     @cached_property
@@ -305,7 +310,7 @@ class Spec(Fields):
         and later fields that are not given. Of a training ``rank_memory`` counts: it decides what
         comes of it."""
         measured = self.canonical()
-        if KINDS[self.kind].trains and self.limits.rank_memory is not None:
+        if self.trial_kind.trains and self.limits.rank_memory is not None:
             measured["rank_memory"] = self.limits.rank_memory
         del measured["tracking"], measured["limits"], measured["cluster"]
         later = LATER.keys() & measured["problem"].keys()

@@ -41,7 +41,13 @@ def test_every_point_once_in_order() -> None:
         "measure: {replicas: 3}\n" + EVERY_PARTITION
     )
     points = [
-        (c.ring_size, c.seq_len, c.direction, c.replica, c.partition)
+        (
+            c.ring.size,
+            c.problem.seq_len,
+            c.problem.direction,
+            c.measure.replica,
+            c.strategy.partition,
+        )
         for c in (trial.config for trial in made.trials)
     ]
     assert points == list(
@@ -170,7 +176,7 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
         "window: [null, 7]}\n"
     )
     for trial in made.trials:
-        c = trial.config
+        c = trial.config.problem
         divides = c.heads % c.kv_heads == 0
         means = c.causal or c.window is None
         assert (trial.pruned is None) == (divides and means), c
@@ -253,7 +259,7 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
     )
     assert len(some.runnable) == (3 + 5) * 2 * 4  # causal or not, with a window or a chunk
     for trial in (*made.runnable, *more.runnable, *some.runnable):
-        c = trial.config
+        c, ranks = trial.config.problem, trial.config.ring.size
         pairs = int(brute_force.seen(c.mask, c.seq_len).sum())
         keys, values = (2 * pairs * dim * c.heads * c.batch for dim in (24, c.value_dim))
         assert trial.predicted is not None
@@ -261,9 +267,9 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
         assert trial.predicted.flops == keys + values + backward, c
         assert 0 < trial.predicted.balance <= 1
         width = 24 + c.value_dim
-        shard = -(-c.seq_len // c.ring_size) * c.batch * width * (c.heads + c.kv_heads)
+        shard = -(-c.seq_len // ranks) * c.batch * width * (c.heads + c.kv_heads)
         assert trial.predicted.peak_memory_bytes >= shard * 2, c  # q, k, v, out in bfloat16
-        if c.ring_size == 1:
+        if ranks == 1:
             assert trial.predicted.sent_bytes == trial.predicted.messages == 0
             assert trial.predicted.balance == 1
 

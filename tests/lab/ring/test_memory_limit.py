@@ -18,7 +18,7 @@ ring: {size: 1, device: cpu}
 problem: {seq_len: 64, heads: 1, head_dim: 16, dtype: float32}
 measure: {warmup: 1, repeats: 1}
 ''')).runnable
-print(Rank("cpu", memory=64 << 20).run("latency", trial.config.as_dict()))
+print(Rank("cpu", memory=64 << 20).run(trial.kind, trial.config.as_dict()))
 """
 
 
