@@ -53,7 +53,7 @@ def fill(path: Path | str, text: str = SMALL, ended: int = 2) -> plan.Plan:
         for one in made.runnable[:ended]:
             metrics = {"median_ms": 12.34, "p20_ms": 12.1, "p80_ms": 12.9, "baseline_ms": 13.0}
             metrics |= {"ratio": 0.95, "tflops": 0.161, "peak_memory_bytes": 4.0 * 2**20}
-            point = provenance.point_digest({"kind": one.kind, **one.config.as_dict()}, described)
+            point = one.point(described)
             store.record(
                 made.digest,
                 one.key,
