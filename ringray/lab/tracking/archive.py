@@ -14,6 +14,7 @@ import json
 import zlib
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ringray.base.errors import PlaceError
@@ -65,10 +66,10 @@ def sweep_of(tags: Mapping[str, str]) -> tuple[SweepInfo, float] | None:
 
 def trial_of(tags: Mapping[str, str]) -> Kept | None:
     """Returns the trial of a child run; None if it cannot be read or contradicts its tags."""
-    found = _record(TrialRow, "key", "seq", _unpacked(tags, TRIAL_TAG))
-    if found is None:
+    record = _record(TrialRow, "key", "seq", _unpacked(tags, TRIAL_TAG))
+    if record is None:
         return None
-    trial, seq = found
+    trial, seq = record
     if trial.status not in STATUSES or record_digest(trial) != tags.get("ringray.record"):
         return None
     return Kept(trial, int(seq))
@@ -89,7 +90,7 @@ def _record(
 
 def _packed(name: str, content: dict[str, Any]) -> dict[str, str]:
     text = base64.b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()
-    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
     rest = {f"{name}.{number}": piece for number, piece in enumerate(pieces[1:], start=1)}
     return {name: f"{len(pieces)}:{pieces[0]}"} | rest
 
@@ -128,29 +129,22 @@ def claim(
 
 def runs_of(client: MlflowClient, experiments: list[str], condition: str) -> list[Run]:
     """Returns all runs of the experiments that match an MLflow filter, the oldest first."""
-    return _all(
-        lambda token: client.search_runs(
-            experiments,
-            filter_string=condition,
-            max_results=_PAGE,
-            order_by=["attributes.start_time ASC"],
-            page_token=token,
-        )
-    )
+    order = ["attributes.start_time ASC"]
+    search = partial(client.search_runs, experiments, condition, order_by=order)
+    return _all(lambda token: search(max_results=_PAGE, page_token=token))
 
 
 def experiments_of(client: MlflowClient) -> list[str]:
     """Returns the ids of all experiments."""
-    found: list[Experiment] = _all(
-        lambda token: client.search_experiments(max_results=_PAGE, page_token=token)
-    )
-    return [str(one.experiment_id) for one in found]
+    search = partial(client.search_experiments, max_results=_PAGE)
+    experiments: list[Experiment] = _all(lambda token: search(page_token=token))
+    return [str(experiment.experiment_id) for experiment in experiments]
 
 
 def _all(search: Callable[[str | None], PagedList[_Item]]) -> list[_Item]:
     page = search(None)
-    found = list(page)
+    items = list(page)
     while page.token:
         page = search(page.token)
-        found += page
-    return found
+        items += page
+    return items

@@ -40,10 +40,10 @@ def note(
     """
     ended = [trial for trial in trials if trial.status is not None]
     counts = [(status, sum(trial.status == status for trial in ended)) for status in STATUSES]
-    said = ", ".join(f"{count} {status}" for status, count in counts if count) or "none yet"
+    ends = ", ".join(f"{count} {status}" for status, count in counts if count) or "none yet"
     title = f"**{_said(sweep.name)}** ({_said(sweep.kind)})"
     lines = _answer(sweep, ended)
-    lines += [f"{title}: {len(ended)} of {len(trials)} trials ended: {said}"]
+    lines += [f"{title}: {len(ended)} of {len(trials)} trials ended: {ends}"]
     if ended:
         lines += ["", _links(ended, place, children, bool(figures))]
     if bare := sum(trial.status == "pruned" and trial.key not in children for trial in ended):
@@ -67,24 +67,19 @@ def _links(
     best = next((name for name in _BEST if any(name in trial.metrics for trial in ended)), "")
     order = quote(f"metrics.`{best}`" if best else "attributes.`run_name`")
     view = f"searchFilter={only}&orderByKey={order}&orderByAsc=true&{MODE}"
-    found = [
-        f"[table]({runs}?{view}&compareRunsMode=TABLE)",
-        f"[charts]({runs}?{view}&compareRunsMode=CHART)",
-    ]
-    fastest = sorted(
-        (trial for trial in ended if trial.status == "ok" and trial.key in children),
-        key=lambda trial: trial.metrics.get(best, math.inf),
-    )[:_COMPARED]
+    modes = {"table": "TABLE", "charts": "CHART"}
+    links = [f"[{name}]({runs}?{view}&compareRunsMode={mode})" for name, mode in modes.items()]
+    good = [trial for trial in ended if trial.status == "ok" and trial.key in children]
+    fastest = sorted(good, key=lambda trial: trial.metrics.get(best, math.inf))[:_COMPARED]
     if len(fastest) > 1:
         ids = json.dumps([children[trial.key] for trial in fastest], separators=(",", ":"))
         experiments = json.dumps([place.experiment_id])
         every = "all" if len(fastest) == len(ended) else f"the first {len(fastest)}"
-        found.append(
-            f"[compare {every}](#/compare-runs?runs={quote(ids)}&experiments={quote(experiments)})"
-        )
+        chosen = f"runs={quote(ids)}&experiments={quote(experiments)}"
+        links.append(f"[compare {every}](#/compare-runs?{chosen})")
     if report:
-        found.append(f"[report]({runs}/{place.run_id}/artifacts/{REPORT}?{MODE})")
-    return "Trials: " + " · ".join(found) + f"; files: `results.csv`, `{TABLE}`, `plan.json`"
+        links.append(f"[report]({runs}/{place.run_id}/artifacts/{REPORT}?{MODE})")
+    return "Trials: " + " · ".join(links) + f"; files: `results.csv`, `{TABLE}`, `plan.json`"
 
 
 def _answer(sweep: SweepRow, ended: Sequence[TrialRow]) -> list[str]:
@@ -100,7 +95,7 @@ def _table(
     if not ended:
         return []
     measured = {name for trial in ended for name in trial.numbers}
-    columns = [one.name for one in metric_columns("mlflow") if one.name in measured]
+    columns = [metric.name for metric in metric_columns("mlflow") if metric.name in measured]
     lines = ["", _row(["trial", "status", *columns]), _row(["---"] * (len(columns) + 2))]
     names = run_names(sweep, trials)
     room = _LENGTH - used - len("\n".join(lines))

@@ -23,20 +23,18 @@ MODE = "workflowType=machine_learning"  # of MLflow's pages; its other mode hide
 PROBE_S = 3.0  # seconds; for a server or a locked database to answer
 _DATABASES = ("postgresql", "mysql", "mssql")
 # Variables that MLflow or a database client sends to any server, by scheme.
+_OF_MLFLOW = ("TOKEN", "PASSWORD", "USERNAME", "AUTH", "AWS_SIGV4", "CLIENT_CERT_PATH")
 _SECRETS = {
-    "http": (
-        "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_USERNAME",
-        "MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH",
-    ),
+    "http": tuple(f"MLFLOW_TRACKING_{name}" for name in _OF_MLFLOW),
     "postgresql": ("PGPASSWORD",),
     "mysql": ("MYSQL_PWD",),
-}  # fmt: skip
+}
 _WAY_OUT = (
     "set tracking.uri in the spec or MLFLOW_TRACKING_URI, or tracking.enabled: false to do without"
 )
 
 
-def resolve_uri(given: str | None) -> str:
+def resolve_uri(spec_uri: str | None) -> str:
     """Returns the spec's URI, else ``$MLFLOW_TRACKING_URI``, else sqlite under the home folder.
 
     A relative sqlite path is made absolute: the command that opens it works from anywhere.
@@ -44,9 +42,9 @@ def resolve_uri(given: str | None) -> str:
     Raises:
         PlaceError: a spec cannot name that place, only the environment can.
     """
-    if given:
-        _check_given(given.strip())
-    uri = (given or os.environ.get("MLFLOW_TRACKING_URI") or "").strip()
+    if spec_uri:
+        _check_spec_uri(spec_uri.strip())
+    uri = (spec_uri or os.environ.get("MLFLOW_TRACKING_URI") or "").strip()
     if not uri:
         return sqlite_uri(private_files.create_home() / "mlflow.db")
     path = sqlite_path(uri)
@@ -76,7 +74,7 @@ def relative_path(uri: str) -> str | None:
     return path if sqlite_path(uri.strip()) and not Path(path).is_absolute() else None
 
 
-def _check_given(uri: str) -> None:
+def _check_spec_uri(uri: str) -> None:
     """Refuses URIs that are dangerous in a spec, which may come from another person: files outside
     the working directory and the home folder, options of database drivers (some load libraries),
     and servers that would receive the secrets of the environment."""
@@ -84,8 +82,8 @@ def _check_given(uri: str) -> None:
     shown, path = without_credentials(uri), sqlite_path(uri)
     allowed = "only the environment can: set MLFLOW_TRACKING_URI"
     if path is not None:
-        inside = (Path.cwd(), private_files.home())
-        if not any(path.resolve().is_relative_to(one.resolve()) for one in inside):
+        folders = (Path.cwd(), private_files.home())
+        if not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
             raise PlaceError(
                 f"tracking.uri {shown!r}: a spec cannot name {path}, which lies outside of the "
                 f"working directory and of RINGRAY_HOME; {allowed}"
@@ -152,9 +150,8 @@ def _check_kind(uri: str) -> None:
     scheme, shown = uri.partition(":")[0].lower(), without_credentials(uri)
     if scheme == "sqlite":
         if sqlite_path(uri) is None:
-            raise PlaceError(
-                f"tracking URI {shown!r} names no file: expected sqlite:///PATH; {_WAY_OUT}"
-            )
+            expected = "names no file: expected sqlite:///PATH"
+            raise PlaceError(f"tracking URI {shown!r} {expected}; {_WAY_OUT}")
     elif not is_server(uri) and (scheme.partition("+")[0] not in _DATABASES or "://" not in uri):
         raise PlaceError(
             f"tracking URI {shown!r} has an unknown scheme: expected http://HOST:PORT, "
@@ -240,8 +237,8 @@ def _check_file(path: Path) -> None:
 def _mlflow_program() -> str:
     """Returns ``mlflow`` if the shell finds the one of this environment, else its path."""
     ours = Path(sys.executable).parent / "mlflow"
-    found = shutil.which("mlflow")
-    if not ours.exists() or (found and Path(found).resolve() == ours.resolve()):
+    of_shell = shutil.which("mlflow")
+    if not ours.exists() or (of_shell and Path(of_shell).resolve() == ours.resolve()):
         return "mlflow"
     here = Path.cwd()
     return shlex.quote(str(ours.relative_to(here) if ours.is_relative_to(here) else ours))

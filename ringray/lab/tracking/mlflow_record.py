@@ -29,9 +29,8 @@ _CURVE = 500  # points of a curve
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
     """Returns the finite metrics under names that MLflow accepts."""
-    return {
-        _plain_name(name): float(value) for name, value in metrics.items() if math.isfinite(value)
-    }
+    good = ((name, value) for name, value in metrics.items() if math.isfinite(value))
+    return {_plain_name(name): float(value) for name, value in good}
 
 
 def run_curves(trial: TrialRow) -> Iterator[tuple[str, float, int]]:
@@ -39,9 +38,9 @@ def run_curves(trial: TrialRow) -> Iterator[tuple[str, float, int]]:
     for name in of_group("training"):
         values = trial.samples.get(name, [])
         every = -(-len(values) // _CURVE)
-        for at, value in enumerate(values):
-            if math.isfinite(value) and ((at + 1) % every == 0 or at == 0):
-                yield name, value, at + 1
+        for step, value in enumerate(values, start=1):
+            if math.isfinite(value) and (step % every == 0 or step == 1):
+                yield name, value, step
 
 
 def run_metrics(trial: TrialRow) -> dict[str, float]:
@@ -67,10 +66,8 @@ def run_names(sweep: SweepRow, trials: Iterable[TrialRow]) -> dict[str, str]:
 
 def record_digest(trial: TrialRow) -> str:
     """Returns the name of one recording of a trial: a child run that has it is up to date."""
-    content = [
-        trial.status, trial.reason, trial.metrics, trial.point, trial.attempts,
-        trial.started, trial.ended,
-    ]  # fmt: skip
+    fields = ("status", "reason", "metrics", "point", "attempts", "started", "ended")
+    content = [getattr(trial, name) for name in fields]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -141,13 +138,13 @@ def summary_metrics(trials: Sequence[TrialRow]) -> dict[str, float]:
     predictions were off."""
     counts = Counter(trial.status for trial in trials)
     totals = {f"trials_{status}": float(counts[status]) for status in STATUSES}
-    found = [finite(trial.numbers) for trial in trials if trial.status == "ok"]
+    measured = [finite(trial.numbers) for trial in trials if trial.status == "ok"]
     for name, metric in METRICS.items():
-        values = [metrics[name] for metrics in found if name in metrics]
+        values = [metrics[name] for metrics in measured if name in metrics]
         if metric.extreme and values:
             least = metric.less_is_better == (metric.extreme == "best")
             totals[f"{metric.extreme}_{name}"] = min(values) if least else max(values)
-    return totals | prediction_errors(found)
+    return totals | prediction_errors(measured)
 
 
 def spec_yaml(sweep: SweepRow) -> str:
@@ -157,26 +154,19 @@ def spec_yaml(sweep: SweepRow) -> str:
 
 def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
     """Returns the plan at the start: the full spec and every trial with its prediction."""
-    return json.dumps(
-        {
-            "sweep": sweep.digest,
-            "name": sweep.name,
-            "kind": sweep.kind,
-            "spec": public_spec(sweep.spec),
-            "trials": [
-                {name: getattr(trial, name) for name in ("key", "index", "config", "predicted")}
-                | {"pruned": trial.reason if trial.status == "pruned" else None}
-                for trial in trials
-            ],
-        },
-        indent=1,
-    )
+    plan: dict[str, Any] = {"sweep": sweep.digest, "name": sweep.name, "kind": sweep.kind}
+    plan |= {"spec": public_spec(sweep.spec), "trials": []}
+    for trial in trials:
+        planned = {name: getattr(trial, name) for name in ("key", "index", "config", "predicted")}
+        planned["pruned"] = trial.reason if trial.status == "pruned" else None
+        plan["trials"].append(planned)
+    return json.dumps(plan, indent=1)
 
 
 def results_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
     """Returns the ended trials, each as a line of ``--json``."""
     lines = [record_line(sweep, trial) for trial in trials if trial.status is not None]
-    return "[\n" + ",\n".join(json.dumps(line) for line in lines) + "\n]\n"
+    return "[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n"
 
 
 def results_table(sweep: SweepRow, trials: Sequence[TrialRow]) -> tuple[list[str], list[list[Any]]]:
@@ -185,16 +175,13 @@ def results_table(sweep: SweepRow, trials: Sequence[TrialRow]) -> tuple[list[str
     names = run_names(sweep, trials)
     measured = [finite(trial.numbers) for trial in ended]
     fields = list(dict.fromkeys(name for trial in ended for name in trial.config))
-    metrics = list(dict.fromkeys(name for found in measured for name in found))
+    metrics = list(dict.fromkeys(name for numbers in measured for name in numbers))
     fixed = ["status", "reason", "attempts", "point"]
-    rows = [
-        [
-            *(names[trial.key], trial.key, *(getattr(trial, name) for name in fixed)),
-            *(_text(trial.config.get(name)) for name in fields),
-            *(found.get(name) for name in metrics),
-        ]
-        for trial, found in zip(ended, measured, strict=True)
-    ]
+    rows = []
+    for trial, numbers in zip(ended, measured, strict=True):
+        config = [_text(trial.config.get(name)) for name in fields]
+        ends = [getattr(trial, name) for name in fixed]
+        rows.append([names[trial.key], trial.key, *ends, *config, *map(numbers.get, metrics)])
     return ["trial", "key", *fixed, *fields, *metrics], rows
 
 

@@ -31,7 +31,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.driver.observer import SyncState
 from ringray.lab.store import progress
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.location import artifact_root, is_server
+from ringray.lab.tracking.location import is_server
 from ringray.lab.tracking.worker import (
     REQUEST_TIMEOUT,
     brief,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from ringray.lab.tracking.projection import Projection
-    from ringray.lab.trial.outcome import Kept, Tracked
+    from ringray.lab.trial.outcome import Kept
 
     Phase: TypeAlias = "Callable[[], Phase | None]"
 
@@ -71,22 +71,16 @@ class Session:
     """
 
     def __init__(
-        self,
-        store: Store,
-        digest: str,
-        projection: Projection,
-        driver: Connection,
-        writers: int = 1,
-        opened: bool = True,
+        self, projection: Projection, driver: Connection, writers: int = 1, opened: bool = True
     ) -> None:
-        self._store, self._digest, self._driver = store, digest, driver
-        self._projection = projection
+        self._projection, self._driver = projection, driver
+        self._store, self._digest = projection.store, projection.digest
         self._pool, self._writers = ThreadPoolExecutor(writers, "write"), writers
         self._cursor = 0
         self._backlog: dict[tuple[str, int], Kept] = {}  # by trial key and number
         self._seen: set[str] = set()  # keys of trials
         self._summary_due = inf
-        self._progress = progress.path_of(digest)
+        self._progress = progress.path_of(self._digest)
         self._live: list[progress.CurvePoint] = []  # of running trainings, not written yet
         self._told = 0  # bytes of them that were read
         # After a failed call, which was refused or whose answer was lost, MLflow is asked what it
@@ -158,9 +152,9 @@ class Session:
         until = time.monotonic() + DYING_S
         while not self._asked and self._store.owner(self._digest) and time.monotonic() < until:
             time.sleep(0.02)
-        known = set(self._backlog)
+        before = set(self._backlog)
         self._insist(self._check, tries=2)
-        if self._backlog.keys() - known and not self._checked and self._time_left() > 0:
+        if self._backlog.keys() - before and not self._checked and self._time_left() > 0:
             self._checked = True
             return self._drain
         self._insist(self._projection.summarise)
@@ -267,10 +261,10 @@ class Session:
         until = time.monotonic() + seconds
         told = False
         while not told:
-            left = min(until - time.monotonic(), self._time_left())
-            told = self._listen(min(max(left, 0.0), POLL_S))
+            seconds = min(until - time.monotonic(), self._time_left())
+            told = self._listen(min(max(seconds, 0.0), POLL_S))
             self._tail()
-            if left <= POLL_S:
+            if seconds <= POLL_S:
                 return
 
     def _listen(self, timeout: float) -> bool:
@@ -302,7 +296,7 @@ def main() -> int:
     _import_ahead("ringray.lab.tracking.projection")
     with ExitStack() as stack:
         try:
-            session = _open(stack, driver, *driver.recv())
+            session = _open(stack, driver)
         except EOFError:  # the driver did not get so far as to begin the sweep
             return 1
         except Exception as error:
@@ -320,25 +314,18 @@ def _import_ahead(module: str) -> None:
         importlib.import_module(module)
 
 
-def _open(
-    stack: ExitStack,
-    driver: Connection,
-    path: str,
-    digest: str,
-    uri: str,
-    experiment: str,
-    settled: Tracked | None,
-) -> Session:
+def _open(stack: ExitStack, driver: Connection) -> Session:
     """Returns a session that MLflow has accepted and that handles signals, and tells the driver."""
     from ringray.lab.tracking.projection import Projection
 
+    path, digest, uri, experiment, settled = driver.recv()
     store = stack.enter_context(Store(path, create=False))
     _lease(stack, store, digest)
-    projection = Projection(store, digest, uri, experiment, artifact_root(uri), settled)
+    projection = Projection(store, digest, uri, experiment, settled)
     if not settled:
         projection.refresh()
     writers = WRITERS if is_server(uri) else 1
-    session = Session(store, digest, projection, driver, writers, opened=not settled)
+    session = Session(projection, driver, writers, opened=not settled)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, session.terminate)
     send(driver, projection.place)

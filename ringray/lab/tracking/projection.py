@@ -34,19 +34,12 @@ from ringray.lab.report.words import shared
 from ringray.lab.store.progress import CurvePoint
 from ringray.lab.store.store import Store
 from ringray.lab.store.traces import path_of
+from ringray.lab.tracking import archive
 from ringray.lab.tracking import mlflow_record as show
-from ringray.lab.tracking.archive import (
-    CURRENT,
-    STORE,
-    TRIAL_TAG,
-    claim,
-    runs_of,
-    sweep_tags,
-    trial_tags,
-    user_tag,
-)
+from ringray.lab.tracking.archive import CURRENT, STORE, TRIAL_TAG, claim, runs_of, user_tag
 from ringray.lab.tracking.database import client_of
 from ringray.lab.tracking.description import FIGURES, REPORT, note
+from ringray.lab.tracking.location import artifact_root
 from ringray.lab.trial.outcome import UNASKED, Kept, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
@@ -70,24 +63,15 @@ class Projection:
     Several threads may call :meth:`write` with different trials; everything else is for one.
 
     Args:
-        artifacts: where a new experiment keeps its files; None lets the server decide.
         settled: where MLflow has taken the sweep before.
     """
 
     def __init__(
-        self,
-        store: Store,
-        digest: str,
-        uri: str,
-        experiment: str,
-        artifacts: str | None,
-        settled: Tracked | None = None,
+        self, store: Store, digest: str, uri: str, experiment: str, settled: Tracked | None = None
     ) -> None:
-        self._store = store
-        self._digest = digest
+        self.store, self.digest = store, digest
         self._client = client_of(uri)
-        self._experiment = experiment
-        self._artifacts = artifacts
+        self._experiment, self._artifacts = experiment, artifact_root(uri)
         self._sweep = store.find(digest)
         self._names: dict[str, str] = {}
         self._children: dict[tuple[str, str], _Child] = {}  # by trial key and record
@@ -116,7 +100,10 @@ class Projection:
         parents.sort(key=lambda run: (-uses.count(run.info.run_id), run.info.start_time))
         for double in parents[1:]:
             self._client.delete_run(double.info.run_id)
-        parent = parents[0] if parents else self._create_parent()
+        if not parents:
+            sweep, tags = self._sweep, self._sweep_tags()
+            parents = [self._create_run(sweep.name, sweep.created, tags)]
+        parent = parents[0]
         self.place = self.place._replace(run_id=parent.info.run_id)
         self._known_metrics = dict(parent.data.metrics)
         self._children = {}
@@ -130,30 +117,28 @@ class Projection:
 
     def _begin(self, known_params: set[str]) -> None:
         """Brings the parent run's params and tags up to now and marks it as running."""
-        trials = self._store.trials(self._digest)
+        trials = self.store.trials(self.digest)
         constants = show.params(shared([trial.config for trial in trials]))
-        self._client.log_batch(
-            self.place.run_id,
-            # Params are write-once; on other hardware `device: auto` may mean another value.
-            params=[Param(*one) for one in constants.items() if one[0] not in known_params],
-            tags=[RunTag(*one) for one in self._sweep_tags().items()],
-        )
+        # Params are write-once; on other hardware `device: auto` may mean another value.
+        params = [Param(*pair) for pair in constants.items() if pair[0] not in known_params]
+        tags = [RunTag(*pair) for pair in self._sweep_tags().items()]
+        self._client.log_batch(self.place.run_id, params=params, tags=tags)
         self._client.update_run(self.place.run_id, status="RUNNING")
         # A driver that continues the sweep need not ask again whether the place is right.
         with suppress(PlaceError):
-            self._store.accepted(self._digest, self.place)
+            self.store.accepted(self.digest, self.place)
 
     def write(self, recording: Kept) -> bool:
         """Brings the run of a recording up to now, and marks the others of its trial; returns False
         if there was nothing to write."""
         trial = recording.trial
-        current = self._store.sequence(self._digest, trial.key) == recording.seq
+        current = self.store.sequence(self.digest, trial.key) == recording.seq
         with self._lock:
             child = self._children.get((trial.key, show.record_digest(trial)))
             wanted = self._wanted(trial)
             name = self._name(trial.key)
-            others = [one for one in self._children.values() if one.key == trial.key]
-        marked = self._mark([one for one in others if current and one is not child], False)
+            same = [other for other in self._children.values() if other.key == trial.key]
+        marked = self._mark([other for other in same if current and other is not child], False)
         marked |= self._mark([child] if child else [], current)
         if not wanted or (child and child.ended):
             return marked
@@ -161,21 +146,18 @@ class Projection:
         ended = _milliseconds(max(trial.started or 0.0, trial.ended or 0.0) or None)
         if child is None:
             tags = show.trial_tags(self._sweep, trial, self.place.run_id)
-            tags |= trial_tags(trial, recording.seq) | {CURRENT: _text(current)}
+            tags |= archive.trial_tags(trial, recording.seq) | {CURRENT: _text(current)}
             run = self._create_run(name, trial.started, tags)
             child = _Child(run.info.run_id, trial.key, False, trial.status == "pruned", current)
             with self._lock:
                 self._children[trial.key, show.record_digest(trial)] = child
         # Safe to repeat: the same key, value, time and step are one metric to MLflow.
-        self._client.log_batch(
-            child.run_id,
-            metrics=[
-                *(Metric(name, value, ended, 0) for name, value in show.run_metrics(trial).items()),
-                *(Metric(name, value, ended, step) for name, value, step in show.run_curves(trial)),
-            ],
-            params=[Param(name, value) for name, value in show.params(trial.config).items()],
-        )
-        trace = path_of(self._digest, trial.key)
+        values = [(name, value, 0) for name, value in show.run_metrics(trial).items()]
+        values += show.run_curves(trial)
+        metrics = [Metric(name, value, ended, step) for name, value, step in values]
+        params = [Param(*pair) for pair in show.params(trial.config).items()]
+        self._client.log_batch(child.run_id, metrics=metrics, params=params)
+        trace = path_of(self.digest, trial.key)
         if current and trial.status == "ok" and trace.exists():
             self._client.log_text(child.run_id, trace.read_text(), "trace.json")
         status = "FAILED" if trial.status in ("failed", "timeout") else "FINISHED"
@@ -186,10 +168,9 @@ class Projection:
     def log_live(self, points: Sequence[CurvePoint]) -> None:
         """Adds curves of running trials to the parent run."""
         now = _milliseconds(None)
+        values = [(name, trial, v, step) for trial, name, step, v in points if math.isfinite(v)]
         curves = [
-            Metric(f"live/{one.name}/{one.trial + 1}", one.value, now, one.step)
-            for one in points
-            if math.isfinite(one.value)
+            Metric(f"live/{name}/{trial + 1}", v, now, step) for name, trial, v, step in values
         ]
         self._client.log_batch(self.place.run_id, metrics=curves)
 
@@ -208,28 +189,26 @@ class Projection:
 
     def summarise(self) -> None:
         """Brings the parent run's counts, best figures and description up to now."""
-        trials = self._store.trials(self._digest)
+        trials = self.store.trials(self.digest)
         metrics = show.summary_metrics(trials)
         now = _milliseconds(None)
         # MLflow shows the value of the last step, and of the last time only among equal steps, so
         # that a clock that was set back changes nothing.
-        step = self._store.sequence(self._digest)
-        changed = metrics.items() - self._known_metrics.items()
-        self._client.log_batch(
-            self.place.run_id,
-            metrics=[Metric(name, value, now, step) for name, value in changed],
-            tags=[RunTag(_NOTE, self._note(trials))],
-        )
+        step = self.store.sequence(self.digest)
+        changes = metrics.items() - self._known_metrics.items()
+        changed = [Metric(name, value, now, step) for name, value in changes]
+        tags = [RunTag(_NOTE, self._note(trials))]
+        self._client.log_batch(self.place.run_id, metrics=changed, tags=tags)
         self._known_metrics.update(metrics)
 
     def log_plan(self) -> None:
         """Writes the artifacts that are known at the start."""
         self._log_text(show.spec_yaml(self._sweep), "spec.yaml")
-        self._log_text(show.plan_json(self._sweep, self._store.trials(self._digest)), "plan.json")
+        self._log_text(show.plan_json(self._sweep, self.store.trials(self.digest)), "plan.json")
 
     def log_results(self) -> None:
         """Writes the result tables; MLflow shows ``results_table.json`` as a table."""
-        trials = self._store.trials(self._digest)
+        trials = self.store.trials(self.digest)
         columns, rows = show.results_table(self._sweep, trials)
         self._log_text(show.results_csv(columns, rows), "results.csv")
         self._log_text(show.results_json(self._sweep, trials), "results.json")
@@ -239,7 +218,7 @@ class Projection:
 
     def log_figures(self) -> None:
         """Writes the figures, the description that shows them, and the report."""
-        trials = self._store.trials(self._digest)
+        trials = self.store.trials(self.digest)
         with tempfile.TemporaryDirectory() as folder:
             drawn = dict(pictures(trials))
             for name, png in drawn.items():
@@ -248,22 +227,19 @@ class Projection:
                 self._client.log_artifacts(self.place.run_id, folder, FIGURES)
                 self._figures = tuple(drawn)
                 self._client.set_tag(self.place.run_id, _NOTE, self._note(trials))
-        self._log_text(document([(self._store.find(self._digest), trials)]), REPORT)
+        self._log_text(document([(self.store.find(self.digest), trials)]), REPORT)
 
     def close(self) -> None:
         """Ends the parent run as the sweep ended: killed, if no driver says otherwise."""
-        sweep = self._store.find(self._digest)
-        if sweep.status == "running" and self._store.owner(self._digest):
+        sweep = self.store.find(self.digest)
+        if sweep.status == "running" and self.store.owner(self.digest):
             return
-        ends = [trial.ended for trial in self._store.trials(self._digest) if trial.ended]
-        self._client.set_terminated(
-            self.place.run_id,
-            status=_PARENT_STATUS.get(sweep.status, "KILLED"),
-            end_time=_milliseconds(max(ends, default=None)),
-        )
+        ends = [trial.ended for trial in self.store.trials(self.digest) if trial.ended]
+        status, end = _PARENT_STATUS.get(sweep.status, "KILLED"), max(ends, default=None)
+        self._client.set_terminated(self.place.run_id, status, _milliseconds(end))
 
     def _note(self, trials: Sequence[TrialRow]) -> str:
-        current = (one for one in self._children.values() if one.current is not False)
+        current = (child for child in self._children.values() if child.current is not False)
         children = {child.key: child.run_id for child in current}
         return note(self._sweep, trials, self.place, children, self._figures)
 
@@ -271,7 +247,7 @@ class Projection:
         self._client.log_text(self.place.run_id, text, name)
 
     def _sweep_tags(self) -> dict[str, str]:
-        return show.sweep_tags(self._sweep) | sweep_tags(self._sweep) | self._own
+        return show.sweep_tags(self._sweep) | archive.sweep_tags(self._sweep) | self._own
 
     def _wanted(self, trial: TrialRow) -> bool:
         """Returns whether the trial has its own run."""
@@ -281,60 +257,53 @@ class Projection:
             return False
         if (trial.key, show.record_digest(trial)) in self._children:
             return True
-        shown = (one.pruned and one.current is not False for one in self._children.values())
-        return sum(shown) < _PRUNED
+        children = self._children.values()
+        return sum(child.pruned and child.current is not False for child in children) < _PRUNED
 
     def _name(self, key: str) -> str:
         if key not in self._names:  # a search adds trials as it goes
-            self._names = show.run_names(self._sweep, self._store.trials(self._digest))
+            self._names = show.run_names(self._sweep, self.store.trials(self.digest))
         return self._names.get(key, key)
 
     def _find_experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None:
+            # The pages show runs and metrics, not chats.
+            tags = {"mlflow.experimentKind": "custom_model_development"}
             try:
-                made = self._client.create_experiment(
-                    self._experiment,
-                    artifact_location=self._artifacts,
-                    # The pages show runs and metrics, not chats.
-                    tags={"mlflow.experimentKind": "custom_model_development"},
-                )
-                return str(made)
+                create = self._client.create_experiment
+                return str(create(self._experiment, artifact_location=self._artifacts, tags=tags))
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-                found = self._client.get_experiment_by_name(self._experiment)
-        if found is None or found.lifecycle_stage != "active":
+                experiment = self._client.get_experiment_by_name(self._experiment)
+        if experiment is None or experiment.lifecycle_stage != "active":
             raise PlaceError(
                 f"the experiment {self._experiment!r} is in MLflow's trash; restore it there "
                 "(`mlflow experiments restore`) or set another tracking.experiment in the spec"
             )
-        return str(found.experiment_id)
-
-    def _create_parent(self) -> Run:
-        return self._create_run(self._sweep.name, self._sweep.created, self._sweep_tags())
+        return str(experiment.experiment_id)
 
     def _create_run(self, name: str, started: float | None, tags: dict[str, str]) -> Run:
         tags = tags | user_tag() | self._own
-        return self._client.create_run(
-            self.place.experiment_id, _milliseconds(started), tags, run_name=name
-        )
+        place, began = self.place.experiment_id, _milliseconds(started)
+        return self._client.create_run(place, began, tags, run_name=name)
 
     def _search(self) -> tuple[list[Run], list[Run]]:
         """Returns the parent runs and the child runs of this sweep that this store wrote, the
         oldest first."""
         ours = f"{self._of_sweep} AND tags.`{STORE}` = '{self._own[STORE]}'"
-        found = runs_of(self._client, [self.place.experiment_id], ours)
-        parents = [run for run in found if run.data.tags.get("ringray.role") == "sweep"]
-        return parents, [run for run in found if "ringray.key" in run.data.tags]
+        runs = runs_of(self._client, [self.place.experiment_id], ours)
+        parents = [run for run in runs if run.data.tags.get("ringray.role") == "sweep"]
+        return parents, [run for run in runs if "ringray.key" in run.data.tags]
 
     def _claim(self) -> bool:
         """Takes over the runs that this store wrote with a version that did not name it."""
-        tracked = self._store.tracked(self._digest)
+        tracked = self.store.tracked(self.digest)
         if tracked is None or tracked.uri != self.place.uri:
             return False
-        found = runs_of(self._client, [self.place.experiment_id], self._of_sweep)
-        return claim(self._client, found, tracked.run_id, None, self._own[STORE])
+        runs = runs_of(self._client, [self.place.experiment_id], self._of_sweep)
+        return claim(self._client, runs, tracked.run_id, None, self._own[STORE])
 
     def _adopt(self, run: Run) -> None:
         """Takes a child run as ours; deletes an earlier one with the same recording."""
@@ -347,14 +316,11 @@ class Projection:
             self._client.delete_run(double.run_id)
         if tags.get("mlflow.parentRunId") != self.place.run_id:
             self._client.set_tag(run.info.run_id, "mlflow.parentRunId", self.place.run_id)
-        self._children[place] = _Child(
-            run.info.run_id,
-            tags["ringray.key"],
-            # Some servers say that they have taken what they have not.
-            run.info.status in _ENDED and bool(run.data.metrics or status != "ok"),
-            status == "pruned",
-            {"true": True, "false": False}.get(tags.get(CURRENT, "")),
-        )
+        # Some servers say that they have taken what they have not.
+        ended = run.info.status in _ENDED and bool(run.data.metrics or status != "ok")
+        current = {"true": True, "false": False}.get(tags.get(CURRENT, ""))
+        key, pruned = tags["ringray.key"], status == "pruned"
+        self._children[place] = _Child(run.info.run_id, key, ended, pruned, current)
 
 
 def _text(flag: bool) -> str:

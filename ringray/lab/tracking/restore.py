@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringray.base.errors import UserError
 from ringray.base.redaction import without_credentials
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.archive import (
-    CURRENT,
-    STORE,
-    claim,
-    experiments_of,
-    runs_of,
-    sweep_of,
-    trial_of,
-    user_tag,
-)
+from ringray.lab.tracking import archive
+from ringray.lab.tracking.archive import CURRENT, STORE, runs_of, sweep_of, trial_of
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.tracker import UNHURRIED_S
 from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, receive, send
@@ -103,8 +95,7 @@ def read(client: MlflowClient, run: str) -> tuple[SweepInfo, list[TrialRow]]:
         )
     sweep, _ = record
     children = runs_of(client, [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
-    found = [(one, kept) for one in children if (kept := trial_of(one.data.tags))]
-    return sweep, [kept.trial for _, kept in sorted(found, key=_order)]
+    return sweep, [recording.trial for recording in _recordings(children)]
 
 
 def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Restored:
@@ -117,29 +108,33 @@ def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Rest
     Raises:
         UserError: MLflow has no such sweep, several that fit, or one that cannot be rebuilt.
     """
-    experiments = experiments_of(client)
+    experiments = archive.experiments_of(client)
     parents = runs_of(client, experiments, "tags.`ringray.role` = 'sweep'")
     sweep, created = _choose(parents, selector, without_credentials(uri))
     runs = runs_of(client, experiments, f"tags.`ringray.sweep` = '{sweep.digest}'")
     children = [run for run in runs if "ringray.key" in run.data.tags]
-    read = [(run, one) for run in children if (one := trial_of(run.data.tags))]
-    found = [one for _, one in sorted(read, key=_order)]
-    current = {one.trial.key: one for one in found}
-    earlier = [one for one in found if current[one.trial.key] is not one]
+    recordings = _recordings(children)
+    current = {recording.trial.key: recording for recording in recordings}
+    earlier = [past for past in recordings if current[past.trial.key] is not past]
     stores = {run.data.tags.get(STORE) for run in runs}
     if not store.knows(sweep.digest):
         _take_over(client, runs, store.identity)
-    added, more = store.restore(sweep, created, list(current.values()), earlier)
-    unreadable = len(children) - len(found)
-    return Restored(sweep.digest, sweep.name, added, unreadable, more, len(stores))
+    added, earlier_added = store.restore(sweep, created, list(current.values()), earlier)
+    unreadable = len(children) - len(recordings)
+    return Restored(sweep.digest, sweep.name, added, unreadable, earlier_added, len(stores))
 
 
-def _order(read: tuple[Run, Kept]) -> tuple[bool, bool, float, int]:
-    """Sorts recordings so that the one to become current comes last: the newest of those that are
-    current in their store."""
-    run, (trial, seq) = read
-    current = run.data.tags.get(CURRENT) != "false"
-    return trial.status != "pruned", current, trial.ended or 0.0, seq
+def _recordings(children: list[Run]) -> list[Kept]:
+    """Returns the recordings of runs that can be read. The one to become current comes last: the
+    newest of those that are current in their store."""
+
+    def order(pair: tuple[Run, Kept]) -> tuple[bool, bool, float, int]:
+        run, (trial, seq) = pair
+        current = run.data.tags.get(CURRENT) != "false"
+        return trial.status != "pruned", current, trial.ended or 0.0, seq
+
+    pairs = [(run, recording) for run in children if (recording := trial_of(run.data.tags))]
+    return [recording for _, recording in sorted(pairs, key=order)]
 
 
 def _take_over(client: MlflowClient, runs: list[Run], identity: str) -> None:
@@ -150,29 +145,29 @@ def _take_over(client: MlflowClient, runs: list[Run], identity: str) -> None:
     if len(owners) != 1 or len(parents) != 1 or parents[0].info.status == "RUNNING":
         return
     (parent,), (owner,) = parents, owners
-    if user_tag().items() <= parent.data.tags.items():
-        claim(client, runs, parent.info.run_id, owner, identity)
+    if archive.user_tag().items() <= parent.data.tags.items():
+        archive.claim(client, runs, parent.info.run_id, owner, identity)
 
 
 def _choose(parents: list[Run], selector: str, where: str) -> tuple[SweepInfo, float]:
     """Returns the newest sweep of that name, or the one whose digest begins so."""
-    found = []
+    sweeps = []
     for run in sorted(parents, key=lambda run: -(run.info.start_time or 0)):
         sweep = sweep_of(run.data.tags)
         name = str(sweep[0].name if sweep else run.info.run_name)
-        found.append((name, run.data.tags.get("ringray.sweep", ""), sweep))
-    names = {name for name, _, _ in found}
-    digests = list(dict.fromkeys(selected(selector, ((name, digest) for name, digest, _ in found))))
+        sweeps.append((name, run.data.tags.get("ringray.sweep", ""), sweep))
+    names = {name for name, _, _ in sweeps}
+    digests = list(dict.fromkeys(selected(selector, [entry[:2] for entry in sweeps])))
     if not digests:
-        known = ", ".join(sorted(names)[:10]) or "none of ringray's"
+        others = ", ".join(sorted(names)[:10]) or "none of ringray's"
         raise UserError(
-            f"there is no sweep {selector!r} in MLflow at {where}, which has {known}; "
+            f"there is no sweep {selector!r} in MLflow at {where}, which has {others}; "
             "MLFLOW_TRACKING_URI names another place"
         )
     if len(digests) > 1 and selector not in names:
         several = ", ".join(digest[:12] for digest in digests)
         raise UserError(f"sweep {selector!r} is not unique at {where}: {several}; give more digits")
-    for _, digest, sweep in found:
+    for _, digest, sweep in sweeps:
         if sweep and digest in digests:
             return sweep
     raise UserError(

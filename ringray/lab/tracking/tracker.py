@@ -137,20 +137,18 @@ class Tracker:
         return max(0.0, (self._until or 0.0) - time.monotonic())
 
     def _send_finish(self) -> None:
-        left = self._left()
-        send(self._worker.connection, (left, min(left, max(PATIENCE_S, self._request_s))))
+        seconds = self._left()
+        send(self._worker.connection, (seconds, min(seconds, max(PATIENCE_S, self._request_s))))
 
     def _wait_ready(self, timeout: float) -> None:
         if self.place.run_id:
             return
         answer = receive(self._worker.connection, timeout)
-        if isinstance(answer, Tracked):
-            self.place = answer
-            return
-        self._worker.end()
-        if answer is None:
-            raise self._silent(f"no answer in {timeout:.0f} s")
-        raise cannot_be_used(self.uri, answer)
+        if not isinstance(answer, Tracked):
+            self._worker.end()
+            no_answer = self._silent(f"no answer in {timeout:.0f} s")
+            raise no_answer if answer is None else cannot_be_used(self.uri, answer)
+        self.place = answer
 
     def _outcome(self) -> SyncState:
         """Returns the answer of the process, which keeps the deadline itself."""

@@ -83,7 +83,8 @@ def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1
         for index, trial in enumerate(trials(4)):
             store.record(DIGEST, trial.key, outcome(index))
         ours.send((PATIENCE, patience))
-        session = Session(store, DIGEST, fake, theirs, writers)  # type: ignore[arg-type]
+        fake.store, fake.digest = store, DIGEST
+        session = Session(fake, theirs, writers)  # type: ignore[arg-type]
         session.run()
         assert ours.poll(1)
         place, state = ours.recv()
