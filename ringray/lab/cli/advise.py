@@ -59,8 +59,8 @@ def _batch(text: str) -> tuple[int, bool]:
     STORE,
     Output("--json", metavar="F", help="write JSON to F; - is stdout"),
     Output("--spec", metavar="F", help="write the spec that measures the attention of the best"),
-    *(Option(f"--{one}", metavar="N", type=_count, help="fix this degree") for one in _DEGREES),
-    *(Option(f"--{one.replace('_', '-')}", metavar="N", type=_count) for one in _SIZES),
+    *(Option(f"--{name}", metavar="N", type=_count, help="fix this degree") for name in _DEGREES),
+    *(Option(f"--{name.replace('_', '-')}", metavar="N", type=_count) for name in _SIZES),
 )
 def advise(arguments: argparse.Namespace) -> int:
     """Prints the fastest ways to train a model, or the longest context that fits."""
@@ -68,19 +68,19 @@ def advise(arguments: argparse.Namespace) -> int:
     if arguments.max_context:
         answer, shown = _longest(wish)
     else:
-        found = advice.advise(wish, arguments.top or _TOP)
-        answer, shown = _fastest(wish, found)
+        proposals = advice.advise(wish, arguments.top or _TOP)
+        answer, shown = _fastest(wish, proposals)
         if arguments.spec:
-            write("--spec", arguments.spec, spec(wish, found[0]))
+            write("--spec", arguments.spec, spec(wish, proposals[0]))
     if arguments.json:
         write("--json", arguments.json, json.dumps(answer, indent=1) + "\n")
     if arguments.json != "-":
         console = tables.console()
-        for one in shown:
-            if isinstance(one, str):
-                console.print(one, soft_wrap=True)
+        for part in shown:
+            if isinstance(part, str):
+                console.print(part, soft_wrap=True)
             else:
-                tables.show(one, console)
+                tables.show(part, console)
     return 0
 
 
@@ -98,9 +98,8 @@ def _wish(arguments: argparse.Namespace) -> Wish:
         raise UserError(unknown(f"--dtype on {on.name}", dtype, on.hardware.peak))
     if arguments.nics:
         if on.per_node % arguments.nics:
-            raise UserError(
-                f"--nics: got {arguments.nics}, expected a divisor of {on.per_node} ranks per node"
-            )
+            expected = f"expected a divisor of {on.per_node} ranks per node"
+            raise UserError(f"--nics: got {arguments.nics}, {expected}")
         outer = on.hardware.outer.model_copy(update={"ranks": on.per_node // arguments.nics})
         on = replace(on, hardware=on.hardware.model_copy(update={"outer": outer}))
     if (arguments.context is None) != arguments.max_context:
@@ -117,7 +116,7 @@ def _wish(arguments: argparse.Namespace) -> Wish:
             f"--batch: got {batch:,} tokens, expected a multiple of the context, {context:,} "
             "tokens, or a number of sequences"
         )
-    fixed = {one: number for one in _DEGREES if (number := getattr(arguments, one))}
+    fixed = {name: number for name in _DEGREES if (number := getattr(arguments, name))}
     return Wish(model, on, context, sequences, dtype, fixed)
 
 
@@ -147,18 +146,17 @@ def spec(wish: Wish, best: Proposal) -> str:
     return text
 
 
-def _fastest(wish: Wish, found: list[Proposal]) -> tuple[dict[str, Any], list[Any]]:
+def _fastest(wish: Wish, proposals: list[Proposal]) -> tuple[dict[str, Any], list[Any]]:
     """Returns the answer as JSON, and as lines and a table."""
-    rows = [_row(wish, one) for one in found]
-    alone, ring, best = advice.alone(wish), advice.smallest_ring(wish), found[0].time
-    answer = {
-        **_asked(wish), "context": wish.context, "sequences": wish.sequences,
-        "one_rank_bytes": alone, "smallest_ring": _row(wish, ring), "proposals": rows,
-    }  # fmt: skip
+    rows = [_row(wish, proposal) for proposal in proposals]
+    alone, ring, best = advice.alone(wish), advice.smallest_ring(wish), proposals[0].time
+    answer = _asked(wish) | {"context": wish.context, "sequences": wish.sequences}
+    answer |= {"one_rank_bytes": alone, "smallest_ring": _row(wish, ring), "proposals": rows}
     enough = "enough" if alone <= wish.room else "not enough"
     if math.isinf(wish.room):
         enough = "perhaps"
-    margins = ", ".join(f"{one.time.total / best.total - 1:.1%}" for one in found[1:])
+    others = (proposal.time.total / best.total - 1 for proposal in proposals[1:])
+    margins = ", ".join(f"{other:.1%}" for other in others)
     shares = {name: value / best.total for name, value in best.parts.items()}
     parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
     before = (
@@ -173,7 +171,7 @@ def _fastest(wish: Wish, found: list[Proposal]) -> tuple[dict[str, Any], list[An
     after = (
         f"\n1 is faster than the next by {margins or 'nothing, there is no other'}; "
         f"a time is good to ±{best.spread:.0%} (80%)\n"
-        f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(found[0].memory)}"
+        f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(proposals[0].memory)}"
     )
     return answer, [before, _table(rows), after]
 
@@ -184,13 +182,12 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     heads = ("#", *map(str.upper, _DEGREES), *texts[:4], *numbers, texts[4])
     table = tables.bare_table(*heads, texts=texts)
     for number, row in enumerate(rows, 1):
-        table.add_row(
-            str(number), *map(str, row["degrees"].values()),
-            *(row[key] for key in ("transport", "partition", "backward", "kept")),
-            units.duration(row["step_s"]), units.digits(row["tokens_per_s"]),
-            units.share(row["mfu"]), units.share(row["mfu_paper"]),
-            units.memory(row["memory_bytes"]["total"]), row["limit"],
-        )  # fmt: skip
+        strategy = [row[key] for key in ("transport", "partition", "backward", "kept")]
+        paces = units.duration(row["step_s"]), units.digits(row["tokens_per_s"])
+        shares = units.share(row["mfu"]), units.share(row["mfu_paper"])
+        memory, degrees = units.memory(row["memory_bytes"]["total"]), row["degrees"].values()
+        cells = [*strategy, *paces, *shares, memory, row["limit"]]
+        table.add_row(str(number), *map(str, degrees), *cells)
     return table
 
 
@@ -223,19 +220,15 @@ def _longest(wish: Wish) -> tuple[dict[str, Any], list[Any]]:
         f"{reach.degrees}\nLimited by {limited}: {_parts(reach.memory)}, of the {_room(wish)} that "
         "can be used"
     )
-    found = {"max_context": reach.context, "degrees": asdict(reach.degrees), "limit": most}
-    return {**_asked(wish), **found, "memory_bytes": reach.memory.as_dict()}, [text]
+    answer = {"max_context": reach.context, "degrees": asdict(reach.degrees), "limit": most}
+    return {**_asked(wish), **answer, "memory_bytes": reach.memory.as_dict()}, [text]
 
 
 def _asked(wish: Wish) -> dict[str, Any]:
     model = {**asdict(wish.model), "parameters": wish.model.parameters}
     room = None if math.isinf(wish.room) else wish.room
-    on = {
-        "on": str(wish.on),
-        "fitted_trials": wish.on.hardware.fitted,
-        "links": wish.on.linked or None,
-    }
-    return {"model": model, **on, "dtype": wish.dtype, "usable_bytes": room}
+    on = {"fitted_trials": wish.on.hardware.fitted, "links": wish.on.linked or None}
+    return {"model": model, "on": str(wish.on), **on, "dtype": wish.dtype, "usable_bytes": room}
 
 
 def _room(wish: Wish) -> str:

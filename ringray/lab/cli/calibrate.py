@@ -25,9 +25,8 @@ def calibrate(arguments: argparse.Namespace) -> int:
     """Measures this machine, keeps what it found for ``--on local``, and prints it."""
     from ringray.lab.calibrate import machine
 
-    device: calibration.Device = arguments.device or (
-        "cuda" if provenance.hardware()["gpus"] else "cpu"
-    )
+    usual: calibration.Device = "cuda" if provenance.hardware()["gpus"] else "cpu"
+    device: calibration.Device = arguments.device or usual
     say = partial(print, "calibrate:", file=sys.stderr, flush=True)
     place = calibration.write(machine.measure(device, say), device)
     if arguments.json is not None:

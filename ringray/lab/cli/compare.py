@@ -32,19 +32,20 @@ _SIDE = (
 )
 
 
+_FAIL = "exit with 1 if B is surely worse by more than P, such as 5%%, or lacks a point of A"
+
+
 @options(
     Option("a", metavar="A", help=f"what was before: {_SIDE}"),
     Option("b", metavar="B", help="what is compared with it, named likewise"),
     Option("--metric", default="median_ms", metavar="M", help="a metric (default: median_ms)"),
-    Option(
-        "--fail-above", metavar="P",
-        help="exit with 1 if B is surely worse by more than P, such as 5%%, or lacks a point of A",
-    ),
-    STORE, ALL,
+    Option("--fail-above", metavar="P", help=_FAIL),
+    STORE,
+    ALL,
     Output("--json", metavar="F", new=True, help="write the comparison to F; - is stdout"),
     Output("--html", metavar="F", new=True, help="write it as a page to F; - is stdout"),
     Option("--force", action="store_true", help="overwrite F"),
-)  # fmt: skip
+)
 def compare(arguments: argparse.Namespace) -> int:
     """Compares two sweeps; returns 1 if one is worse by more than is allowed."""
     above = _share(arguments.fail_above)
@@ -85,9 +86,8 @@ def _share(percentage: str | None) -> float | None:
         return None
     number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?) ?%", percentage.strip())
     if number is None:
-        raise UserError(
-            f"--fail-above: got {percentage!r}, expected a percentage such as 5% or 2.5%"
-        )
+        expected = "expected a percentage such as 5% or 2.5%"
+        raise UserError(f"--fail-above: got {percentage!r}, {expected}")
     return float(number[1]) / 100
 
 
@@ -136,7 +136,8 @@ def _file(named: str) -> tuple[Path | None, str]:
 def _stored(named: str, store: Store, selector: str) -> ComparedSide:
     name, sign, start = selector.partition("@")
     sweep = store.find(name)
-    rows = [*(kept.trial for kept in store.history(sweep.digest)), *store.trials(sweep.digest)]
+    earlier = [recording.trial for recording in store.history(sweep.digest)]
+    rows = [*earlier, *store.trials(sweep.digest)]
     if sign:
         commits = [commit for commit in dict.fromkeys(map(_commit, rows)) if commit]
         meant = [commit for commit in commits if start and commit.startswith(start.lower())]

@@ -28,9 +28,9 @@ def completion(arguments: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
-    found = []
+    actions = []
     for action in parser._actions:
-        found.append(action)
+        actions.append(action)
         if isinstance(action, argparse._SubParsersAction):
-            found += [one for sub in action.choices.values() for one in _actions(sub)]
-    return found
+            actions += [inner for sub in action.choices.values() for inner in _actions(sub)]
+    return actions

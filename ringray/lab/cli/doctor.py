@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from ringray.base import private_files, provenance, toolchain, units
@@ -36,7 +37,7 @@ class Finding:
 
     verdict: Literal["ok", "missing", "note"]
     what: str
-    said: str
+    text: str
 
 
 @options(
@@ -55,7 +56,7 @@ def doctor(arguments: argparse.Namespace) -> int:
         raise UserError(f"--json: got {arguments.json!r}, expected beside --cluster only")
     missing = 0
     for finding in _findings(arguments.address):
-        print(shown(f"{finding.verdict:<8}{finding.what:<10}{finding.said}"), flush=True)
+        print(shown(f"{finding.verdict:<8}{finding.what:<10}{finding.text}"), flush=True)
         missing += finding.verdict == "missing"
     if missing:
         print(f"\n{units.plural(missing, 'thing')} missing: the quickstart cannot run here yet")
@@ -73,9 +74,8 @@ def _findings(address: str | None) -> Iterator[Finding]:
     yield _package("ray", probe("ray"), "pip install 'ray[default]' -c constraints.txt")
     yield _package("mlflow", probe("mlflow"), "pip install mlflow -c constraints.txt")
     hardware = provenance.hardware()
-    yield Finding(
-        "ok", "cpu", f"{hardware['cpu']}, {units.plural(hardware['cores'], 'usable core')}"
-    )
+    cores = units.plural(hardware["cores"], "usable core")
+    yield Finding("ok", "cpu", f"{hardware['cpu']}, {cores}")
     yield _memory()
     yield _gpus(hardware["gpus"], torch)
     if "error" not in torch:
@@ -92,23 +92,18 @@ def probe(*what: str) -> dict[str, Any]:
     """Returns the answer of ``ringray.lab.cli.probe``, or an ``error``."""
     # The same paths as in this process: a checkout is often not installed.
     paths = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-W", "ignore", "-m", "ringray.lab.cli.probe", *what]
+    run = partial(subprocess.run, capture_output=True, text=True, timeout=_PROBE_S)
     try:
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", "ringray.lab.cli.probe", *what],
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_S,
-            env={**os.environ, "PYTHONPATH": paths},
-            check=False,
-        )
+        done = run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
     except subprocess.TimeoutExpired:
         return {"error": f"gave no answer in {_PROBE_S:.0f} s"}
     try:
-        found = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         return {"error": f"ended without an answer: {last[0]}"}
-    return found if isinstance(found, dict) else {"error": "gave no answer"}
+    return answer if isinstance(answer, dict) else {"error": "gave no answer"}
 
 
 def _python() -> Finding:
@@ -116,20 +111,19 @@ def _python() -> Finding:
     here = platform.python_version()
     if PYTHONS[0] <= sys.version_info[:2] <= PYTHONS[1]:
         return Finding("ok", "python", here)
-    said = f"{here}, supported are {least} to {most}: make PYTHON=python3.12"
-    return Finding("missing", "python", said)
+    text = f"{here}, supported are {least} to {most}: make PYTHON=python3.12"
+    return Finding("missing", "python", text)
 
 
-def _package(name: str, found: dict[str, Any], way_out: str) -> Finding:
-    if "error" in found:
-        return Finding("missing", name, f"{found['error']}; {way_out}")
-    version = found["version"]
+def _package(name: str, probed: dict[str, Any], way_out: str) -> Finding:
+    if "error" in probed:
+        return Finding("missing", name, f"{probed['error']}; {way_out}")
+    version = probed["version"]
     numbers = tuple(map(int, re.findall("[0-9]+", version)[:2]))
     if name in LEAST and numbers < LEAST[name]:
         least = ".".join(map(str, LEAST[name]))
-        return Finding(
-            "missing", name, f"{version} is too old, expected {least} or newer; {way_out}"
-        )
+        why = f"{version} is too old, expected {least} or newer; {way_out}"
+        return Finding("missing", name, why)
     if version.partition("+")[0] != TRIED[name]:
         return Finding("note", name, f"{version}; tested with {TRIED[name]}")
     return Finding("ok", name, version)
@@ -146,28 +140,28 @@ def _triton(torch: dict[str, Any]) -> Finding:
 def _toolchain(torch: dict[str, Any]) -> Finding:
     if (lacks := toolchain.missing()) is None:
         return Finding("ok", "compiler", "a C compiler and Python's headers")
-    said = f"{lacks}; Triton needs it on a GPU"
-    return Finding("missing" if torch.get("gpus") else "note", "compiler", said)
+    text = f"{lacks}; Triton needs it on a GPU"
+    return Finding("missing" if torch.get("gpus") else "note", "compiler", text)
 
 
 def _memory() -> Finding:
     import psutil
 
     memory = psutil.virtual_memory()
-    said = f"{units.memory(memory.total)}, {units.memory(memory.available)} free"
+    text = f"{units.memory(memory.total)}, {units.memory(memory.available)} free"
     if memory.available < _QUICKSTART_MEMORY:
-        said += f"; the quickstart needs {units.memory(_QUICKSTART_MEMORY)}"
-        return Finding("note", "memory", said)
-    return Finding("ok", "memory", said)
+        text += f"; the quickstart needs {units.memory(_QUICKSTART_MEMORY)}"
+        return Finding("note", "memory", text)
+    return Finding("ok", "memory", text)
 
 
 def _gpus(seen: list[str], torch: dict[str, Any]) -> Finding:
     if usable := torch.get("gpus"):
         return Finding("ok", "gpu", ", ".join(usable))
-    said = "none: rings run on the CPU, over gloo"
+    text = "none: rings run on the CPU, over gloo"
     if seen:
-        said = f"{', '.join(seen)}, but torch cannot use it: install a CUDA build of torch"
-    return Finding("note", "gpu", said)
+        text = f"{', '.join(seen)}, but torch cannot use it: install a CUDA build of torch"
+    return Finding("note", "gpu", text)
 
 
 def _gloo(why: str | None) -> Finding:
@@ -182,16 +176,16 @@ def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
     interpreted = INTERPRETED if torch.get("interpreted") else ()
     usable = [name for name, why in backends.items() if why is None and name not in interpreted]
     if backends:
-        said = ", ".join(usable) or "none works here"
+        text = ", ".join(usable) or "none works here"
         chosen = f"; auto is {torch['auto']}" if "auto" in torch else ""
-        yield Finding("ok" if usable else "missing", "backends", said + chosen)
+        yield Finding("ok" if usable else "missing", "backends", text + chosen)
     reason = "TRITON_INTERPRET is set" if torch.get("gpus") else "its kernels need a GPU"
     for name, why in backends.items():
         if why is not None:
             yield Finding("note", "backends", f"{name}: {why}")
         elif name in interpreted:
-            said = f"{name}: only in its interpreter, for small sizes ({reason})"
-            yield Finding("note", "backends", said)
+            text = f"{name}: only in its interpreter, for small sizes ({reason})"
+            yield Finding("note", "backends", text)
 
 
 def _home() -> Finding:
@@ -207,26 +201,27 @@ def _home() -> Finding:
         why = f"{path} is not writable: {reason_of(error)}; set RINGRAY_HOME"
         return Finding("missing", "home", why)
     free = shutil.disk_usage(path).free
-    said = f"{path}, {units.memory(free)} free"
+    text = f"{path}, {units.memory(free)} free"
     if others:
-        said += f"; other users may write there and replace its files: chmod go-w {path}"
-    return Finding("ok" if free >= _DISK and not others else "note", "home", said)
+        text += f"; other users may write there and replace its files: chmod go-w {path}"
+    return Finding("ok" if free >= _DISK and not others else "note", "home", text)
 
 
 def _rings(cores: int, gpus: int) -> Finding:
     most = local_ranks()
-    said = f"up to {units.plural(most, 'rank')} on the CPU"
+    text = f"up to {units.plural(most, 'rank')} on the CPU"
     if most > cores:
-        said += f", {cores} of them without sharing a core"
+        text += f", {cores} of them without sharing a core"
     if gpus:
-        said = f"up to {units.plural(gpus, 'rank')} on GPUs, {said}"
-    return Finding("ok" if most >= 2 else "missing", "rings", said)
+        text = f"up to {units.plural(gpus, 'rank')} on GPUs, {text}"
+    return Finding("ok" if most >= 2 else "missing", "rings", text)
 
 
 def _cluster(address: str) -> Finding:
-    found = probe("cluster", address)
-    if "error" in found:
-        return Finding("missing", "cluster", f"{address}: {found['error']}")
-    said = f"{address}: {units.plural(found['nodes'], 'node')}, {found['cpus']:g} CPUs"
-    gpus = f", {found['gpus']:g} GPUs: rings of up to {found['gpus']:g}" if found["gpus"] else ""
-    return Finding("ok", "cluster", said + gpus)
+    answer = probe("cluster", address)
+    if "error" in answer:
+        return Finding("missing", "cluster", f"{address}: {answer['error']}")
+    text = f"{address}: {units.plural(answer['nodes'], 'node')}, {answer['cpus']:g} CPUs"
+    if gpus := answer["gpus"]:
+        text += f", {gpus:g} GPUs: rings of up to {gpus:g}"
+    return Finding("ok", "cluster", text)

@@ -20,23 +20,22 @@ from ringray.lab.specs.yaml_source import EXAMPLES
 )
 def examples(arguments: argparse.Namespace) -> int:
     """Lists the examples, or copies one."""
-    found = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml"))}
+    paths = {path.stem: path for path in sorted(EXAMPLES.glob("*.yaml"))}
     if arguments.name is None:
         table = tables.bare_table("example", "why", texts=("example", "why"))
-        for name, path in found.items():
+        for name, path in paths.items():
             table.add_row(name, _first_sentence(path.read_text(encoding="utf-8")))
         tables.show(table, tables.console())
         print("`ringray examples NAME` copies one, `ringray run experiments/NAME.yaml` runs it")
         return 0
     name = arguments.name.removesuffix(".yaml")
-    if name not in found:
-        raise UserError(unknown("example", name, found))
-    target = Path(arguments.output) / found[name].name
+    if name not in paths:
+        raise UserError(unknown("example", name, paths))
+    target = Path(arguments.output) / paths[name].name
     check_file("--output", str(target), arguments, new=True)
-    write("--output", str(target), found[name].read_text(encoding="utf-8"))
-    print(
-        f"{target}: `ringray plan {target}` shows what it measures, `ringray run {target}` does it"
-    )
+    write("--output", str(target), paths[name].read_text(encoding="utf-8"))
+    shows = f"`ringray plan {target}` shows what it measures"
+    print(f"{target}: {shows}, `ringray run {target}` does it")
     return 0
 
 

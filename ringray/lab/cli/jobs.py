@@ -20,13 +20,14 @@ from ringray.lab.plan.plan import build
 from ringray.lab.specs import model as specs
 from ringray.lab.tracking import location
 
+_DETACH = "return when the cluster has it; do not follow"
+_HEAD_STORE = "store file on the head (default: the head's own store)"
+
 
 @options(
-    SPEC, SET, DASHBOARD,
-    Option("--detach", action="store_true", help="return when the cluster has it; do not follow"),
-    Option("--store", metavar="F", help="store file on the head (default: the head's own store)"),
-    JSON, FORCE,
-)  # fmt: skip
+    *(SPEC, SET, DASHBOARD, Option("--detach", action="store_true", help=_DETACH)),
+    *(Option("--store", metavar="F", help=_HEAD_STORE), JSON, FORCE),
+)
 def submit(arguments: argparse.Namespace) -> int:
     """Sends a sweep to a cluster, unless it runs there, and follows it; returns its exit code."""
     spec = specs.load(arguments.spec, arguments.set)
@@ -61,11 +62,9 @@ def submit(arguments: argparse.Namespace) -> int:
     else:
         print(f"{called}: job {job.id} runs already at {url}", file=screen)
         if job.code != provenance.code_digest():
-            print(
-                "it runs different source; to run this one: "
-                f"`ringray stop {plan.digest[:12]} --address {url}`, then submit again",
-                file=screen,
-            )
+            stops = f"`ringray stop {plan.digest[:12]} --address {url}`"
+            text = f"it runs different source; to run this one: {stops}, then submit again"
+            print(text, file=screen)
     ways = f"follow: {again}\nstop:   ringray stop {plan.spec.name} --address {url}"
     if arguments.detach:
         print(ways)
@@ -92,9 +91,8 @@ def store_option(arguments: argparse.Namespace) -> list[str]:
 def on_head(arguments: argparse.Namespace, *command: str) -> None:
     """Prints what a command that reads the store prints on the head of ``--address``."""
     json = getattr(arguments, "json", None)
-    text = fetch(
-        arguments.address, *command, *store_option(arguments), *(["--json", "-"] if json else [])
-    )
+    switches = [*store_option(arguments), *(["--json", "-"] if json else [])]
+    text = fetch(arguments.address, *command, *switches)
     if json:
         append(json, text)
     else:
@@ -109,9 +107,10 @@ def fetch(address: str, *command: str) -> str:
         return head_command.ask(client, url, shipment, *command)
 
 
-@options(
-    Option("sweep", metavar="SWEEP", help="name, the start of its digest, or its spec"), DASHBOARD
-)
+_SWEEP = Option("sweep", metavar="SWEEP", help="name, the start of its digest, or its spec")
+
+
+@options(_SWEEP, DASHBOARD)
 def stop(arguments: argparse.Namespace) -> int:
     """Ends the running job of a sweep; its results are kept, and it can be resumed."""
     selector = arguments.sweep

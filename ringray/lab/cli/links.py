@@ -30,16 +30,16 @@ def links(arguments: argparse.Namespace) -> int:
     with connect(arguments.address):
         from ringray.lab.ring import links as survey
 
-        found = survey.measure(
+        measured = survey.measure(
             lambda line: print(shown(f"links: {line}"), file=sys.stderr, flush=True)
         )
-    place = calibration.write_links(found)
-    problems, outliers = list(found.problems()), list(found.outliers())
+    place = calibration.write_links(measured)
+    problems, outliers = list(measured.problems()), list(measured.outliers())
     if arguments.json is not None:
-        said = {**found.model_dump(mode="json"), "problems": problems, "outliers": outliers}
-        write("--json", arguments.json, json.dumps(said, indent=1) + "\n")
+        record = {**measured.model_dump(mode="json"), "problems": problems, "outliers": outliers}
+        write("--json", arguments.json, json.dumps(record, indent=1) + "\n")
     if arguments.json != "-":
-        _print(found)
+        _print(measured)
         for line in (*problems, *outliers):
             print(shown(line))
         print(
@@ -49,50 +49,52 @@ def links(arguments: argparse.Namespace) -> int:
     return int(bool(problems))
 
 
-def _print(found: ClusterLinks) -> None:
+def _print(cluster: ClusterLinks) -> None:
     from ringray.lab.report import tables
 
-    rates = [one.bandwidth for one in found.pairs if one.error is None] or [0.0]
+    rates = [pair.bandwidth for pair in cluster.pairs if pair.error is None] or [0.0]
     unit, scale = ("GB/s", 1e9) if median(rates) >= 1e9 else ("MB/s", 1e6)
-    console, many = tables.console(), len(found.nodes) > _MATRIX
+    console, many = tables.console(), len(cluster.nodes) > _MATRIX
     where = "each way of a pair, with its latency in ms"
     if not many:
         where = "each way above the diagonal, latency in ms below it"
     console.print(f"{unit} {where}\n")
-    tables.show((_by_node if many else _matrix)(found, scale), console)
+    tables.show((_by_node if many else _matrix)(cluster, scale), console)
     console.print()
 
 
-def _matrix(found: ClusterLinks, scale: float) -> Table:
+def _matrix(cluster: ClusterLinks, scale: float) -> Table:
     from ringray.lab.report.tables import bare_table
 
-    texts = {one.nodes: units.digits(one.bandwidth / scale) for one in found.pairs}
-    texts |= {one.nodes[::-1]: units.digits(one.latency * 1e3) for one in found.pairs}
-    for one in found.pairs:
-        if one.error is not None:
-            texts[one.nodes] = texts[one.nodes[::-1]] = "none"
-    everyone = range(len(found.nodes))
-    table = bare_table("", "node", *(str(at + 1) for at in everyone), texts=("node",))
+    texts = {pair.nodes: units.digits(pair.bandwidth / scale) for pair in cluster.pairs}
+    texts |= {pair.nodes[::-1]: units.digits(pair.latency * 1e3) for pair in cluster.pairs}
+    for pair in cluster.pairs:
+        if pair.error is not None:
+            texts[pair.nodes] = texts[pair.nodes[::-1]] = "none"
+    everyone = range(len(cluster.nodes))
+    table = bare_table("", "node", *(str(node + 1) for node in everyone), texts=("node",))
     for row in everyone:
         cells = (texts.get((row, column), units.ABSENT) for column in everyone)
-        table.add_row(str(row + 1), found.nodes[row].name, *cells)
+        table.add_row(str(row + 1), cluster.nodes[row].name, *cells)
     return table
 
 
-def _by_node(found: ClusterLinks, scale: float) -> Table:
+def _by_node(cluster: ClusterLinks, scale: float) -> Table:
     from ringray.lab.report.tables import bare_table
 
     heads = ("node", "slowest", "to", "median", "fastest", "ms", "none to")
     table = bare_table(*heads, texts=("node", "to"))
-    for at, node in enumerate(found.nodes):
-        mine = [one for one in found.pairs if at in one.nodes]
-        good = sorted((one for one in mine if one.error is None), key=lambda one: one.bandwidth)
+    for index, node in enumerate(cluster.nodes):
+        mine = [pair for pair in cluster.pairs if index in pair.nodes]
+        good = sorted(
+            (pair for pair in mine if pair.error is None), key=lambda pair: pair.bandwidth
+        )
         cells = [units.ABSENT] * 5
         if good:
-            rates = good[0].bandwidth, median(one.bandwidth for one in good), good[-1].bandwidth
+            rates = good[0].bandwidth, median(pair.bandwidth for pair in good), good[-1].bandwidth
             slowest, usual, fastest = (units.digits(rate / scale) for rate in rates)
-            (other,) = set(good[0].nodes) - {at}
-            late = units.digits(median(one.latency for one in good) * 1e3)
-            cells = [slowest, found.nodes[other].name, usual, fastest, late]
+            (other,) = set(good[0].nodes) - {index}
+            late = units.digits(median(pair.latency for pair in good) * 1e3)
+            cells = [slowest, cluster.nodes[other].name, usual, fastest, late]
         table.add_row(node.name, *cells, str(len(mine) - len(good)))
     return table

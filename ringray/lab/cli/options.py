@@ -26,46 +26,35 @@ class Output(Option):
     """An option that names a file to write. ``folder``: a folder for files; ``new``: the file is
     only replaced with ``--force``. It is checked before the command starts."""
 
-    def __init__(
-        self, *names: str, folder: bool = False, new: bool = False, **settings: Any
-    ) -> None:
+    def __init__(self, *names: str, **settings: Any) -> None:
+        self.folder, self.new = settings.pop("folder", False), settings.pop("new", False)
         super().__init__(*names, **settings)
-        self.folder, self.new = folder, new
         self.dest = names[-1].removeprefix("--")
 
 
 SPEC = Option("spec", metavar="SPEC", help="YAML file")
 SWEEP = Option("sweep", metavar="SWEEP", help="name, or the start of its digest")
-SET = Option(
-    "--set", metavar="FIELD=VALUE", action="append", default=[],
-    help="another value for a field of the spec, as problem.seq_len=64k; repeatable",
-)  # fmt: skip
+_SET_HELP = "another value for a field of the spec, as problem.seq_len=64k; repeatable"
+SET = Option("--set", metavar="FIELD=VALUE", action="append", default=[], help=_SET_HELP)
 ADDRESS = Option("--address", metavar="A", help="Ray (default: RAY_ADDRESS, else a local Ray)")
 JSON = Output("--json", metavar="F", help="append a JSON line per trial to F; - is stdout")
-ON_HEAD = Option(
-    "--address", metavar="URL", help="read the store on a cluster's head: http://HOST:8265"
-)
+_HEAD_HELP = "read the store on a cluster's head: http://HOST:8265"
+ON_HEAD = Option("--address", metavar="URL", help=_HEAD_HELP)
 DASHBOARD = Option("--address", metavar="URL", help="dashboard of the head: http://HOST:8265")
 STORE = Option("--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)")
-FORCE = Option(
-    "--all", action="store_true", help="measure also points that their prediction rules out"
-)
-MEASURING = (
-    ADDRESS,
-    STORE,
-    JSON,
-    FORCE,
-    Option("--no-tracking", action="store_true", help="write to the store only, no MLflow"),
-)
+_FORCE_HELP = "measure also points that their prediction rules out"
+FORCE = Option("--all", action="store_true", help=_FORCE_HELP)
+_UNTRACKED = Option("--no-tracking", action="store_true", help="write to the store only, no MLflow")
+MEASURING = (ADDRESS, STORE, JSON, FORCE, _UNTRACKED)
 AGAIN = Option("--again", action="store_true", help="measure every trial once more")
 ALL = Option("--all", action="store_true", help="show every trial")
 
 
-def options(*given: Option) -> Callable[[Command], Command]:
+def options(*declared: Option) -> Callable[[Command], Command]:
     """Declares the options of a command."""
 
     def declare(command: Command) -> Command:
-        command.options = given  # type: ignore[attr-defined]
+        command.options = declared  # type: ignore[attr-defined]
         return command
 
     return declare
@@ -77,10 +66,9 @@ def writing(path: str, option: str = "--json") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(
-            f"{option} {path}: cannot be written: {reason_of(error)}; "
-            "name a file in a folder that you may write to, or - for stdout"
-        ) from error
+        advice = "name a file in a folder that you may write to, or - for stdout"
+        why = f"cannot be written: {reason_of(error)}; {advice}"
+        raise UserError(f"{option} {path}: {why}") from error
 
 
 def write(option: str, path: str, text: str | bytes, flag: int = os.O_TRUNC) -> None:

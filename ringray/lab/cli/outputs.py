@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ringray.base import deadline, private_files
 from ringray.base.errors import UserError, reason_of
@@ -30,15 +31,23 @@ def check_outputs(options: Sequence[Option], arguments: argparse.Namespace) -> N
             check_file(output.names[0], name, arguments, folder=output.folder, new=output.new)
 
 
+class Allowed(NamedTuple):
+    """What an output may be. ``folder``, ``new``: as in :class:`Output`; ``binary``: the present
+    file need not be text."""
+
+    folder: bool = False
+    new: bool = False
+    binary: bool = False
+
+
 def check_file(
-    option: str, name: str, arguments: argparse.Namespace, *inputs: Path | None,
-    folder: bool = False, new: bool = False, binary: bool = False,
-) -> None:  # fmt: skip
+    option: str, name: str, arguments: argparse.Namespace, *inputs: Path | None, **allowed: bool
+) -> None:
     """Checks a file for output before anything is written to it; "-" is stdout.
 
     Args:
         arguments: every file that they name is an input; ``inputs``: further ones.
-        folder, new: as in :class:`Output`; ``binary``: the present file need not be text.
+        allowed: the fields of :class:`Allowed`.
 
     Raises:
         UserError: it is a link, an input or beside one, a file that ringray keeps, no file, holds
@@ -46,20 +55,19 @@ def check_file(
     """
     if name == "-":
         return
-    if wrong := _wrong(Path(name), arguments, inputs, folder, new, binary):
+    if wrong := _wrong(Path(name), arguments, inputs, Allowed(**allowed)):
         raise UserError(f"{option} {name}: {wrong}")
     if not deadline.is_stream(Path(name)):
         check_lasting(option, Path(name))
 
 
 def _wrong(
-    path: Path, arguments: argparse.Namespace, inputs: Sequence[Path | None],
-    folder: bool, new: bool, binary: bool,
-) -> str | None:  # fmt: skip
+    path: Path, arguments: argparse.Namespace, inputs: Sequence[Path | None], allowed: Allowed
+) -> str | None:
     if path.is_symlink() and not deadline.is_stream(path):
         return f"is a link, to {path.readlink()}; {_WAY_OUT}"
     kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
-    if kind not in ((*_WRITABLE, stat.S_IFDIR) if folder else _WRITABLE):
+    if kind not in ((*_WRITABLE, stat.S_IFDIR) if allowed.folder else _WRITABLE):
         return "is a folder; name a file in it" if path.is_dir() else f"is no file; {_WAY_OUT}"
     if deadline.is_stream(path):
         return None
@@ -70,16 +78,17 @@ def _wrong(
     if any(place.is_relative_to(home / name) for name in _FOLDERS):
         return f"lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
     if not path.is_file():
-        lacks = new and not path.parent.is_dir()
+        lacks = allowed.new and not path.parent.is_dir()
         return f"there is no folder {path.parent}; make it first" if lacks else None
     try:
         with private_files.regular(path) as file:
-            holds_text = binary or b"\0" not in file.read(_LOOK)
+            holds_text = allowed.binary or b"\0" not in file.read(_LOOK)
     except OSError as error:
         return f"cannot be read: {reason_of(error)}"
     if not holds_text:
         return f"holds something that is no text; {_WAY_OUT}"
-    return f"exists; {_WAY_OUT}, or give --force" if new and not arguments.force else None
+    refused = allowed.new and not arguments.force
+    return f"exists; {_WAY_OUT}, or give --force" if refused else None
 
 
 def _is_of(path: Path, database: Path) -> bool:

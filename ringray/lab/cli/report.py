@@ -27,18 +27,17 @@ _Sweep = tuple[SweepRow, list[TrialRow]]
 def report(arguments: argparse.Namespace) -> int:
     """Writes a page that shows sweeps, in one file that needs nothing else."""
     with open_store(arguments.store, readonly=True) as store:
-        found: dict[str, _Sweep] = {}
+        by_digest: dict[str, _Sweep] = {}
         for name in arguments.sweeps:
             sweep = as_it_stands(store, store.find(name))
-            found[sweep.digest] = sweep, store.trials(sweep.digest)
-    sweeps = list(found.values())
+            by_digest[sweep.digest] = sweep, store.trials(sweep.digest)
+    sweeps = list(by_digest.values())
     for sweep, trials in sweeps:
         if all(trial.status is None for trial in trials):
-            raise UserError(f"{sweep.name}: nothing of it has been measured yet; "
-                            f"`ringray resume {sweep.name}` continues it")  # fmt: skip
-    output = (
-        arguments.output or f"{_file_name(sweeps[0][0]) if len(sweeps) == 1 else 'report'}.html"
-    )
+            advice = f"`ringray resume {sweep.name}` continues it"
+            raise UserError(f"{sweep.name}: nothing of it has been measured yet; {advice}")
+    name = _file_name(sweeps[0][0]) if len(sweeps) == 1 else "report"
+    output = arguments.output or f"{name}.html"
     check_file("-o", output, arguments, new=True)
     if arguments.csv and Path(arguments.csv).resolve() == Path(output).resolve():
         raise UserError(f"-o {output} and --csv {arguments.csv} are one; name two files")
@@ -63,12 +62,10 @@ def _file_name(sweep: SweepRow) -> str:
 def _csv(sweeps: list[_Sweep]) -> str:
     from ringray.lab.tracking.mlflow_record import results_csv, results_table
 
-    rows = [
-        {"sweep": sweep.name, **dict(zip(names, row, strict=True))}
-        for sweep, trials in sweeps
-        for names, found in [results_table(sweep, trials)]
-        for row in found
-    ]
+    rows = []
+    for sweep, trials in sweeps:
+        names, values = results_table(sweep, trials)
+        rows += [{"sweep": sweep.name, **dict(zip(names, row, strict=True))} for row in values]
     columns = list(dict.fromkeys(name for row in rows for name in row))
     return results_csv(columns, [[row.get(name) for name in columns] for row in rows])
 
@@ -76,11 +73,10 @@ def _csv(sweeps: list[_Sweep]) -> str:
 def _write_pictures(arguments: argparse.Namespace, sweeps: list[_Sweep]) -> None:
     from ringray.lab.report.figures import pictures
 
-    drawn = {
-        f"{f'{_file_name(sweep)}-{sweep.digest[:12]}-' if len(sweeps) > 1 else ''}{name}.png": png
-        for sweep, trials in sweeps
-        for name, png in pictures(trials)
-    }
+    drawn: dict[str, bytes] = {}
+    for sweep, trials in sweeps:
+        prefix = f"{_file_name(sweep)}-{sweep.digest[:12]}-" if len(sweeps) > 1 else ""
+        drawn |= {f"{prefix}{name}.png": png for name, png in pictures(trials)}
     folder = Path(arguments.png)
     with writing(arguments.png, "--png"):
         folder.mkdir(exist_ok=True)

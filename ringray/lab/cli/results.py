@@ -39,42 +39,36 @@ def print_state(console: Console, sweep: SweepRow, run_by: str = "") -> None:
 
 
 def print_sweep(
-    console: Console,
-    sweep: SweepRow,
-    trials: Sequence[TrialRow],
-    more: str,
-    run_by: str = "",
-    everything: bool = False,
+    console: Console, sweep: SweepRow, trials: Sequence[TrialRow], rest: str, all_rows: bool = False
 ) -> None:
-    """Prints the state of a sweep, its results and its answer; ``more`` as in ``print_trials``."""
-    print_state(console, sweep, run_by)
-    print_trials(console, sweep.digest, trials, more, everything=everything)
+    """Prints the results of a sweep and its answer; ``rest`` as in ``print_trials``."""
+    print_trials(console, sweep.digest, trials, rest, all_rows)
     console.print()
     cores = (sweep.environment.get("hardware") or {}).get("cores", 0)
     print_answer(console, sweep.kind, trials, cores)
 
 
 def print_trials(
-    console: Console, digest: str, trials: Sequence[TrialRow], more: str, everything: bool = False
+    console: Console, digest: str, trials: Sequence[TrialRow], rest: str, all_rows: bool = False
 ) -> None:
     """Prints the constants, the results of trials that are not pruned, replicas as one, and the
-    hops if a trial measured them; ``more`` is the option or command that shows all rows."""
+    hops if a trial measured them; ``rest`` is the option or command that shows all rows."""
     measured = [row for row in trials if row.status != "pruned"]
     if not measured:
         return
     configs = [row.config for row in measured]
     fields = words.varying(configs)
-    rows = measured if everything else replicas.merged(measured)
+    rows = measured if all_rows else replicas.merged(measured)
     say(console, f"{words.constants(configs[0], fields)}; {words.measured(configs[0])}")
     console.print()
-    few = rows if everything else tables.most_telling(rows, ROWS)
+    few = rows if all_rows else tables.most_telling(rows, ROWS)
     tables.show(tables.results_table(few, fields, verdict.winners(measured)), console)
     if len(few) < len(rows):
         hidden = units.plural(len(rows) - len(few), "more point")
-        say(console, f"... {hidden} hidden ({more})")
+        say(console, f"... {hidden} hidden ({rest})")
     elif len(rows) < len(measured):
-        say(console, f"medians over the replicas of each point, {len(measured)} trials ({more})")
-    _print_hops(console, digest, trials, more, everything)
+        say(console, f"medians over the replicas of each point, {len(measured)} trials ({rest})")
+    _print_hops(console, digest, trials, rest, all_rows)
 
 
 def print_history(
@@ -110,23 +104,20 @@ def print_answer(console: Console, kind: str, trials: Sequence[TrialRow], cores:
 
 def print_page(console: Console, ui_command: str) -> None:
     """Prints where MLflow shows a sweep."""
-    first, *more = ui_command.splitlines()
-    say(console, f"mlflow: {first}", *(f"        {line}" for line in more))
+    first, *lines = ui_command.splitlines()
+    say(console, f"mlflow: {first}", *(f"        {line}" for line in lines))
 
 
 def _print_hops(
-    console: Console, digest: str, trials: Sequence[TrialRow], more: str, everything: bool
+    console: Console, digest: str, trials: Sequence[TrialRow], rest: str, all_rows: bool
 ) -> None:
-    few, hidden = tables.with_hops(trials, sys.maxsize if everything else ROWS)
+    few, hidden = tables.with_hops(trials, sys.maxsize if all_rows else ROWS)
     if not few:
         return
     console.print()
     tables.show(tables.hops_table(digest, few), console)
     if hidden:
-        say(console, f"... the hops of {units.plural(hidden, 'trial')} hidden ({more})")
+        say(console, f"... the hops of {units.plural(hidden, 'trial')} hidden ({rest})")
     console.print()
-    say(
-        console,
-        "largest time of any rank; transfer: without computation beside it, wait: in the pass",
-        f"traces: {folder_of(digest)} (https://ui.perfetto.dev opens them)",
-    )
+    legend = "largest time of any rank; transfer: without computation beside it, wait: in the pass"
+    say(console, legend, f"traces: {folder_of(digest)} (https://ui.perfetto.dev opens them)")

@@ -9,6 +9,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
@@ -56,11 +57,12 @@ def planned(spec: specs.Spec, arguments: argparse.Namespace) -> Plan:
     return build(spec, everything=arguments.all, machine=memory, seen=seen)
 
 
-@options(
-    SWEEP,
-    *MEASURING,
-    Option("--from-mlflow", action="store_true", help="first restore missing trials from MLflow"),
+_RESTORE = Option(
+    "--from-mlflow", action="store_true", help="first restore missing trials from MLflow"
 )
+
+
+@options(SWEEP, *MEASURING, _RESTORE)
 def resume(arguments: argparse.Namespace) -> int:
     """Measures the missing trials of a sweep in the store; of a search, keeps the best points."""
     if arguments.from_mlflow:
@@ -75,26 +77,26 @@ def _resume_from_mlflow(arguments: argparse.Namespace) -> int:
 
     with open_store(arguments.store, create=True) as store:
         try:
-            known = store.find(arguments.sweep)
+            sweep = store.find(arguments.sweep)
         except PlaceError:
             raise
         except UserError:  # the store has nothing of it
-            found = restore(store.path, arguments.sweep, None)
+            restored = restore(store.path, arguments.sweep, None)
         else:
-            with store.lease(known.digest):
-                place = known.spec.get("tracking", {})
-                found = restore(store.path, known.digest, place.get("uri"))
-        said = f"{units.plural(found.added, 'trial')} taken from MLflow"
-        if found.earlier:
-            said += f" and {units.plural(found.earlier, 'earlier measurement')}"
-        if found.stores > 1:
-            said += f", which {found.stores} stores wrote"
-        if found.unreadable:
-            lost = units.plural(found.unreadable, "run")
-            said += f"; {lost} there cannot be read: what only they hold is measured again"
-        called = f"{shown(found.name)} ({found.digest[:12]})"
-        print(f"{called}: {said}", file=_screen(arguments), flush=True)
-        return _go_on(store, found.digest, arguments)
+            with store.lease(sweep.digest):
+                place = sweep.spec.get("tracking", {})
+                restored = restore(store.path, sweep.digest, place.get("uri"))
+        text = f"{units.plural(restored.added, 'trial')} taken from MLflow"
+        if restored.earlier:
+            text += f" and {units.plural(restored.earlier, 'earlier measurement')}"
+        if restored.stores > 1:
+            text += f", which {restored.stores} stores wrote"
+        if restored.unreadable:
+            lost = units.plural(restored.unreadable, "run")
+            text += f"; {lost} there cannot be read: what only they hold is measured again"
+        called = f"{shown(restored.name)} ({restored.digest[:12]})"
+        print(f"{called}: {text}", file=_screen(arguments), flush=True)
+        return _go_on(store, restored.digest, arguments)
 
 
 def _go_on(store: Store, sweep: str, arguments: argparse.Namespace) -> int:
@@ -188,15 +190,9 @@ def measure(
             tracking = _tracking(plan, store, closing, view.note)
         from ringray.lab.driver import run as driver  # with ray
 
-        return driver.run(
-            plan,
-            store=store,
-            address=arguments.address,
-            observer=view,
-            tracking=tracking,
-            json_path=json_path,
-            again=getattr(arguments, "again", False),
-        )
+        run = partial(driver.run, plan, store=store, address=arguments.address, observer=view)
+        again = getattr(arguments, "again", False)
+        return run(tracking=tracking, json_path=json_path, again=again)
 
 
 def _tracking(
@@ -228,27 +224,26 @@ def _screen(arguments: argparse.Namespace) -> TextIO:
     return sys.stderr if arguments.json == "-" else sys.stdout
 
 
-def _json_path(given: str | None) -> Path | None:
+def _json_path(name: str | None) -> Path | None:
     """Returns the file to which the driver appends, if any; UserError if it cannot."""
-    if given in (None, "-"):
-        return Path("/dev/stdout") if given else None
-    if Path(given).is_fifo():  # the driver opens it once: its reader ends with its first writer
-        return Path(given)
-    with writing(given):
-        os.close(deadline.opened(Path(given), os.O_APPEND))
-    return Path(given)
+    if name in (None, "-"):
+        return Path("/dev/stdout") if name else None
+    path = Path(name)
+    if not path.is_fifo():  # that the driver opens once: its reader ends with its first writer
+        with writing(name):
+            os.close(deadline.opened(path, os.O_APPEND))
+    return path
 
 
-def _print_found(console: Console, plan: Plan, trials: Sequence[TrialRow], over: bool) -> None:
+def _print_studies(console: Console, plan: Plan, trials: Sequence[TrialRow], over: bool) -> None:
     """Prints the best points of a search."""
     if not plan.spec.trial_kind.tunes and METHODS[plan.spec.search.method].exhaustive:
         return
-    found = schedule.found(plan, trials, over=over)
-    for table in studies.fronts(plan, trials, found):
+    results = schedule.found(plan, trials, over=over)
+    for table in studies.fronts(plan, trials, results):
         tables.show(table, console)
         console.print()
-    for line in studies.lines(plan, trials, found):
-        say(console, line)
+    say(console, *studies.lines(plan, trials, results))
 
 
 def _print_summary(
@@ -264,7 +259,7 @@ def _print_summary(
     ended = [row for row in trials if row.status is not None]
     print_trials(console, plan.digest, ended, f"`ringray status {plan.spec.name}{option} --all`")
     console.print()
-    _print_found(console, plan, trials, over=not summary.interrupted)
+    _print_studies(console, plan, trials, over=not summary.interrupted)
     print_answer(console, plan.spec.kind, ended, provenance.hardware()["cores"])
     compared = words.baseline(plan.runnable[0].config.as_dict(), where=True)
     measured = {name for row in trials for name in row.numbers}

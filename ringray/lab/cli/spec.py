@@ -32,6 +32,7 @@ from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.config import TrialConfig, default_config
 from ringray.lab.trial.measurement import RankReport
 
+_SLOW = "rank R takes X times as long"
 _ROWS = 60  # rows of a table without --all
 _TIMELINES = 64  # ranks in a predicted timeline
 _SWEEPS = 32  # the newest, to whose trials predictions are fitted
@@ -56,9 +57,7 @@ def validate(arguments: argparse.Namespace) -> int:
     Option("--price", metavar="P", help="price of a rank and hour: what the sweep will cost"),
     Option("--on", metavar="FLEET", help="predict for h100:8x8, 8 nodes of 8 ranks; local: here"),
     Option("--jitter", metavar="X", type=float, default=0.0, help="spread of each step (0.05)"),
-    Option(
-        "--slow", metavar="R:X", action="append", default=[], help="rank R takes X times as long"
-    ),
+    Option("--slow", metavar="R:X", action="append", default=[], help=_SLOW),
     Output("--timeline", metavar="F", help="write the predicted timeline of the first trial to F"),
 )
 def plan(arguments: argparse.Namespace) -> int:
@@ -107,12 +106,12 @@ def _fleet(arguments: argparse.Namespace, cluster: str | None) -> Fleet | None:
     return replace(on, noise=Noise(arguments.jitter, slow)) if slow or arguments.jitter else on
 
 
-def _slow(given: str) -> tuple[int, float]:
-    rank, _, factor = given.partition(":")
+def _slow(text: str) -> tuple[int, float]:
+    rank, _, factor = text.partition(":")
     with suppress(ValueError):
         if rank.isdecimal() and 1 <= float(factor) < math.inf:
             return int(rank), float(factor)
-    raise UserError(f"--slow: got {given!r}, expected RANK:FACTOR such as 3:1.5")
+    raise UserError(f"--slow: got {text!r}, expected RANK:FACTOR such as 3:1.5")
 
 
 def _check_noise(plan: Plan) -> None:
@@ -141,16 +140,16 @@ def _timeline(plan: Plan) -> str:
     return traces.text([RankReport(rank, spans=some) for rank, some in spans.items()])
 
 
-def _price(given: str | None) -> float | None:
+def _price(text: str | None) -> float | None:
     """Returns the price of a rank and hour; UserError if it is no number."""
-    if given is None:
+    if text is None:
         return None
     with suppress(ValueError):
-        price = float(given)
+        price = float(text)
         if 0 <= price < math.inf:
             return price
     raise UserError(
-        f"--price: got {given!r}, expected a number of at least 0 such as 2.5: the price of a rank "
+        f"--price: got {text!r}, expected a number of at least 0 such as 2.5: the price of a rank "
         "and hour"
     )
 
@@ -185,12 +184,13 @@ def _print(plan: Plan, price: float | None, everything: bool) -> None:
 def _counted(plan: Plan, price: float | None = None) -> str:
     """Writes ``16 trials; predicted: 4.1 s of measuring, 0.002 rank-hours, up to 12 MiB ...``."""
     pruned = len(plan.trials) - len(plan.runnable)
-    said = units.plural(len(plan.runnable), "trial") + (f" and {pruned:,} pruned" if pruned else "")
+    trials = units.plural(len(plan.runnable), "trial")
+    trials += f" and {pruned:,} pruned" if pruned else ""
     totals = _totals(plan, price)
     unit = "GPU" if plan.device == "cuda" else "rank"
     cost = "" if price is None else f" for {units.digits(totals['cost'])} at {price:g} each"
     return (
-        f"{said}; predicted: {units.duration(totals['measuring_s'])} of measuring, "
+        f"{trials}; predicted: {units.duration(totals['measuring_s'])} of measuring, "
         f"{units.digits(totals['rank_hours'])} {unit}-hours{cost}, "
         f"up to {units.memory(totals['peak_memory_bytes'])} per rank, "
         f"{units.flops(totals['flops'])} and {units.memory(totals['sent_bytes'])} sent "
@@ -200,7 +200,8 @@ def _counted(plan: Plan, price: float | None = None) -> str:
 
 def _totals(plan: Plan, price: float | None) -> dict[str, Any]:
     shares = forecast.shares(plan.spec, plan.runnable)
-    takes = [share * one.measuring_s for share, one in zip(shares, plan.runnable, strict=True)]
+    pairs = zip(shares, plan.runnable, strict=True)
+    takes = [share * trial.measuring_s for share, trial in pairs]
     sizes = (trial.config.ring.size for trial in plan.runnable)
     hours = sum(s * ranks for s, ranks in zip(takes, sizes, strict=True)) / 3600
     costs = [trial.predicted for trial in plan.runnable if trial.predicted]

@@ -71,10 +71,10 @@ def sweeps(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@options(
-    SWEEP, STORE, ALL, JSON, ON_HEAD,
-    Option("--history", action="store_true", help="show all measurements, the earlier ones too"),
-)  # fmt: skip
+_HISTORY = "show all measurements, the earlier ones too"
+
+
+@options(SWEEP, STORE, ALL, JSON, ON_HEAD, Option("--history", action="store_true", help=_HISTORY))
 def status(arguments: argparse.Namespace) -> int:
     """Prints the state of a sweep and the results of its trials, or appends these to a file."""
     if arguments.address:
@@ -86,7 +86,7 @@ def status(arguments: argparse.Namespace) -> int:
     with open_store(arguments.store, readonly=True) as store:
         sweep = as_it_stands(store, store.find(arguments.sweep))
         trials = store.trials(sweep.digest)
-        earlier = [kept.trial for kept in store.history(sweep.digest)]
+        earlier = [recording.trial for recording in store.history(sweep.digest)]
         owner, place = store.owner(sweep.digest), store.tracked(sweep.digest)
     if arguments.json:
         ended = [json.dumps(record_line(sweep, row)) for row in trials if row.status is not None]
@@ -95,11 +95,11 @@ def status(arguments: argparse.Namespace) -> int:
     console = tables.console()
     pending = sweep.total - sum(sweep.counts.values())
     run_by = f"; run by {owner}" if owner else ""
+    print_state(console, sweep, run_by)
     if arguments.history:
-        print_state(console, sweep, run_by)
         print_history(console, trials, earlier, everything=arguments.all)
     else:
-        print_sweep(console, sweep, trials, "--all", run_by, everything=arguments.all)
+        print_sweep(console, sweep, trials, "--all", all_rows=arguments.all)
     if place is not None:
         print_page(console, location.ui_command(*place))
     if pending and owner is None:
@@ -116,9 +116,8 @@ def sync(arguments: argparse.Namespace) -> int:
         sweep = store.find(arguments.sweep)
         path = store.path
     place = sweep.spec.get("tracking", {})
-    state = tracker.sync(
-        path, sweep.digest, place.get("uri"), place.get("experiment") or sweep.name
-    )
+    experiment = place.get("experiment") or sweep.name
+    state = tracker.sync(path, sweep.digest, place.get("uri"), experiment)
     written = units.plural(state.written, "trial")
     print(f"{sweep.name}: {written} in MLflow, {state.pending} missing")
     if state.error or state.pending:

@@ -39,9 +39,9 @@ def tune(arguments: argparse.Namespace) -> int:
 )
 def show(arguments: argparse.Namespace) -> int:
     """Lists, exports or imports tuned choices."""
-    if arguments.take is not None and arguments.export is not None:
-        raise UserError("argument --import: not allowed with argument --export")
     if arguments.take is not None:
+        if arguments.export is not None:
+            raise UserError("argument --import: not allowed with argument --export")
         entries = tuned.read(Path(arguments.take))
         path = tuned.add(entries)
         print(f"{len(entries)} choices from {arguments.take} are in {path} now")
@@ -67,20 +67,19 @@ def _print(entries: list[Entry]) -> None:
     table = tables.bare_table()
     for head in ("for", "choice", "reached", "on", "usable"):
         table.add_column(head, no_wrap=head in ("reached", "usable"))
-    for entry in sorted(entries, key=lambda one: (one.use, str(one.bucket))):
+    for entry in sorted(entries, key=lambda entry: (entry.use, str(entry.bucket))):
         bucket = entry.bucket
-        said = (
+        problem = (
             f"{entry.use}: ring {bucket.ring_size}, "
             f"{f'{bucket.batch} × ' if bucket.batch > 1 else ''}{bucket.tokens} tokens, "
             f"{bucket.heads}/{bucket.kv_heads} heads × {bucket.head_dim}, {bucket.dtype}, "
             f"{bucket.mask}, {'forward+backward' if bucket.backward else 'forward'}"
         )
         if bucket.threads:
-            said += f", {units.plural(bucket.threads, 'thread')}"
-        table.add_row(
-            said, entry.text, f"{units.digits(entry.metrics.get('median_ms'))} ms",
-            entry.place.hardware, _usable(entry.place, here),
-        )  # fmt: skip
+            problem += f", {units.plural(bucket.threads, 'thread')}"
+        reached = f"{units.digits(entry.metrics.get('median_ms'))} ms"
+        place, usable = entry.place.hardware, _usable(entry.place, here)
+        table.add_row(problem, entry.text, reached, place, usable)
     tables.show(table, console)
 
 

@@ -10,7 +10,7 @@ from contextlib import closing
 from ringray.base.errors import UserError, reason_of
 from ringray.base.signals import INTERRUPTED
 from ringray.lab.cli.options import ON_HEAD, STORE, SWEEP, Option, options
-from ringray.lab.cli.results import print_sweep
+from ringray.lab.cli.results import print_state, print_sweep
 from ringray.lab.cli.run import stored_spec
 from ringray.lab.cli.store import open_store
 from ringray.lab.plan.plan import restored
@@ -49,9 +49,8 @@ def _watch_head(arguments: argparse.Namespace) -> int:
     from ringray.lab.cli.jobs import store_option
     from ringray.lab.cluster import head_command, job_package, job_server
 
-    more = store_option(arguments)
+    option = store_option(arguments)
     url = job_server.address(arguments.address)
-    client = job_server.connect(url)
     watcher = Watcher()
     with closing(watcher.view), job_package.packed() as shipment:
 
@@ -59,14 +58,12 @@ def _watch_head(arguments: argparse.Namespace) -> int:
             try:
                 watcher.take(json.loads(line))
             except (ValueError, TypeError, LookupError, AttributeError) as error:
-                raise UserError(
-                    f"the head of {url} says what no ringray says: {line[:80]!r} "
-                    f"({reason_of(error)})"
-                ) from None
+                what = f"{line[:80]!r} ({reason_of(error)})"
+                raise UserError(f"the head of {url} says what no ringray says: {what}") from None
             return watcher.over is not None
 
-        command = ("watch", arguments.sweep, "--lines", *more)
-        head_command.follow(client, url, shipment, take, watcher.view.note, *command)
+        command = ("watch", arguments.sweep, "--lines", *option)
+        head_command.follow(url, shipment, take, watcher.view.note, *command)
     return watcher.conclude()
 
 
@@ -102,8 +99,9 @@ class Watcher:
         """Prints the results of the sweep that is over; returns its exit code."""
         assert self._sweep is not None
         assert self.over is not None
-        more = f"`ringray status {self._sweep.name} --all`"
-        print_sweep(tables.console(), self._sweep, list(self._rows.values()), more)
+        rest, console = f"`ringray status {self._sweep.name} --all`", tables.console()
+        print_state(console, self._sweep)
+        print_sweep(console, self._sweep, list(self._rows.values()), rest)
         return _CODES[self.over]
 
     def _begin(self, sweep: SweepRow, done: list[str], ago: float) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import plain
+from ringray.lab.cluster import job_server
 from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
 from ringray.lab.cluster.jobs import ENDED, POLL_S, RUNTIME_ENV, JobLog
@@ -53,10 +54,12 @@ def ask(client: Any, url: str, shipment: Shipment, *command: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+Note = Callable[[str], None]
+
+
 def follow(
-    client: Any, url: str, shipment: Shipment, take: Callable[[str], bool],
-    note: Callable[[str], None], *command: str,
-) -> None:  # fmt: skip
+    url: str, shipment: Shipment, take: Callable[[str], bool], note: Note, *command: str
+) -> None:
     """Passes the JSON lines that ``ringray COMMAND`` prints on the head of ``url`` to ``take``
     until that returns True. Connects again after ever longer pauses, of which ``note`` is told;
     starts the command anew if it has ended meanwhile.
@@ -65,6 +68,7 @@ def follow(
         UserError: the command refuses.
         PlaceError: the head refuses it at first.
     """
+    client = job_server.connect(url)
     name, pause, over, rest, heard = "", _PAUSE_S, False, "", False
     log: JobLog | None = None
 
@@ -88,9 +92,8 @@ def follow(
                     log.follow()
                     if not heard and _gone(client, name):
                         why = client.get_job_info(name).message
-                        raise UserError(
-                            f"`ringray {command[0]}` failed on the head of {url}: {why}"
-                        )
+                        failed = f"`ringray {command[0]}` failed on the head of {url}"
+                        raise UserError(f"{failed}: {why}")
             except PlaceError as error:
                 if not name:
                     raise

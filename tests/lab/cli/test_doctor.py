@@ -149,10 +149,10 @@ def test_doctor_says_when_others_may_write_to_the_home(
     tmp_path.chmod(0o777)
     finding = doctor._home()
     assert finding.verdict == "note"
-    assert f"chmod go-w {tmp_path}" in finding.said
+    assert f"chmod go-w {tmp_path}" in finding.text
     tmp_path.chmod(0o755)
     finding = doctor._home()
-    assert "chmod" not in finding.said
+    assert "chmod" not in finding.text
     assert list(tmp_path.iterdir()) == []
 
 
