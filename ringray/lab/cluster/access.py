@@ -58,11 +58,11 @@ def check_token() -> None:
 def others_may_read(path: Path) -> bool:
     """Returns whether a file of this user is open to others; one that the system mounts may be."""
     try:
-        found = path.stat()
+        status = path.stat()
         reached = all(folder.stat().st_mode & 0o011 for folder in path.resolve().parents)
     except OSError:
         return False
-    return found.st_uid == os.getuid() and bool(found.st_mode & 0o077) and reached
+    return status.st_uid == os.getuid() and bool(status.st_mode & 0o077) and reached
 
 
 def check(address: str) -> None:
@@ -79,12 +79,12 @@ def check(address: str) -> None:
     except AuthenticationError as error:
         raise PlaceError(no_token(address, error.message)) from None
     except grpc.RpcError as error:
-        code, said = error.code(), error.details() or ""
+        code, details = error.code(), error.details() or ""
         if code == grpc.StatusCode.UNAUTHENTICATED:
             raise PlaceError(refused_token(address)) from None
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
             raise PlaceError(
-                f"the server at {address} is not Ray: {said[:200]}; expected HOST:PORT of a "
+                f"the server at {address} is not Ray: {details[:200]}; expected HOST:PORT of a "
                 "cluster's GCS, by default port 6379 (`ringray submit` takes a dashboard's URL)"
             ) from None
         if code == grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -113,9 +113,9 @@ def no_token(place: str, message: str) -> str:
 def reason(error: BaseException) -> str:
     """Explains why Ray refused this process, in one line for a mismatch of versions."""
     text = str(error).strip() or type(error).__name__
-    found = re.findall(r"^ +Ray: (\S+)\n +Python: (\S+)$", text, re.MULTILINE)
-    if "Version mismatch" in text and len(found) == 2:
-        there, here = (f"Ray {ray} on Python {python}" for ray, python in found)
+    versions = re.findall(r"^ +Ray: (\S+)\n +Python: (\S+)$", text, re.MULTILINE)
+    if "Version mismatch" in text and len(versions) == 2:
+        there, here = (f"Ray {ray} on Python {python}" for ray, python in versions)
         return (
             f"it runs {there}, this is {here}; use the same versions here, or let `ringray submit` "
             "send the sweep as a job, which runs with the cluster's"

@@ -35,10 +35,10 @@ Config = Mapping[str, Any] | None
 
 def reach(present: Capacity) -> Capacity | None:
     """Returns the nodes that the connected cluster can grow to; None if that cannot be known."""
-    found = _ask()
-    if found is None:
+    config = _ask()
+    if config is None:
         return None
-    return capacity.of_config(found, present) if found else present
+    return capacity.of_config(config, present) if config else present
 
 
 def _ask() -> Config:
@@ -46,9 +46,9 @@ def _ask() -> Config:
     if ray.util.client.ray.is_connected():  # a client cannot ask the control plane
         return None
     port = _gcs_address().rpartition(":")[2]
-    found = look(port)
-    if found is not None:
-        return found
+    config = look(port)
+    if config is not None:
+        return config
     heads = [n["NodeID"] for n in ray.nodes() if n["Alive"] and capacity.HEAD in n["Resources"]]
     if not heads or heads[0] == ray.get_runtime_context().get_node_id():
         return None
@@ -65,9 +65,8 @@ def look(port: str) -> Config:
     """Looks on this machine for the autoscaler of the Ray whose control plane is at ``port``."""
     for process in psutil.process_iter(["cmdline"]):
         command = process.info["cmdline"] or []  # None if this user may not read it
-        options = dict(
-            word.split("=", 1) for word in command if word.startswith("--") and "=" in word
-        )
+        assigned = (word for word in command if word.startswith("--") and "=" in word)
+        options = dict(word.split("=", 1) for word in assigned)
         if not any(Path(word).name == "monitor.py" for word in command):  # no log_monitor.py
             continue
         if options.get("--gcs-address", "").rpartition(":")[2] != port:

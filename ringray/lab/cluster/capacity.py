@@ -76,26 +76,23 @@ class Capacity:
             bundle: Ray resources of one rank.
             strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD, as Ray's placement groups.
         """
-        holding = [
-            (ranks, group)
-            for group in self.groups
-            if self._can_be(group) and (ranks := group.ranks(bundle))
-        ]
+        possible = [group for group in self.groups if self._can_be(group)]
+        holding = [(ranks, group) for group in possible if (ranks := group.ranks(bundle))]
         if strategy == "STRICT_PACK":
             return max((ranks for ranks, _ in holding), default=0)
         if strategy == "STRICT_SPREAD":
             holding = [(1, group) for _, group in holding]
         # If workers are limited, those that hold the most ranks come first.
-        holding.sort(key=lambda one: -one[0])
-        left = math.inf if self.most is None else self.most
-        found = 0.0
+        holding.sort(key=lambda pair: -pair[0])
+        workers = math.inf if self.most is None else self.most
+        total = 0.0
         for ranks, group in holding:
             nodes = math.inf if group.most is None else float(group.most)
             if not group.head:
-                nodes = min(nodes, left)
-                left -= nodes
-            found += ranks * nodes
-        return found
+                nodes = min(nodes, workers)
+                workers -= nodes
+            total += ranks * nodes
+        return total
 
     def _can_be(self, group: NodeGroup) -> bool:
         return group.most != 0 and (group.head or self.most != 0)
@@ -113,16 +110,15 @@ class Capacity:
 
 def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Capacity:
     """Makes the capacity of ``ray.nodes()``: nodes with the same resources are one group."""
+    living = [node["Resources"] for node in nodes if node["Alive"]]
     alike = Counter(
-        (HEAD in has, tuple(float(has.get(name, 0.0)) for name in _SHOWN))
-        for has in (node["Resources"] for node in nodes if node["Alive"])
+        (HEAD in has, tuple(float(has.get(name, 0.0)) for name in _SHOWN)) for has in living
     )
-    return Capacity(
-        tuple(
-            NodeGroup("head" if head else "node", dict(zip(_SHOWN, has, strict=True)), n, head)
-            for (head, has), n in alike.items()
-        )
-    )
+    groups = []
+    for (head, amounts), count in alike.items():
+        resources = dict(zip(_SHOWN, amounts, strict=True))
+        groups.append(NodeGroup("head" if head else "node", resources, count, head))
+    return Capacity(tuple(groups))
 
 
 def of_config(config: Mapping[str, Any], present: Capacity) -> Capacity:
@@ -135,12 +131,9 @@ def of_config(config: Mapping[str, Any], present: Capacity) -> Capacity:
     limit = config.get("max_workers")
     types: Mapping[str, Any] = config.get("available_node_types") or {}
     head = config.get("head_node_type") or (next(iter(types)) if len(types) == 1 else None)
-    workers = tuple(
-        NodeGroup(
-            name,
-            {key: float(value) for key, value in (given.get("resources") or {}).items()},
-            given.get("max_workers", 0 if name == head else limit),
-        )
-        for name, given in types.items()
-    )
-    return Capacity((*(group for group in present.groups if group.head), *workers), limit)
+    groups = [group for group in present.groups if group.head]
+    for name, kind in types.items():
+        resources = {key: float(value) for key, value in (kind.get("resources") or {}).items()}
+        most = kind.get("max_workers", 0 if name == head else limit)
+        groups.append(NodeGroup(name, resources, most))
+    return Capacity(tuple(groups), limit)

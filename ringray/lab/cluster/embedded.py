@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -120,13 +119,11 @@ def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
     import ray
 
     # It listens on the loopback alone, where Ray's default is all interfaces.
-    arguments: dict[str, Any] = {
-        "address": "local", "num_cpus": local_ranks(), "include_dashboard": False,
-        "_node_ip_address": "127.0.0.1", "log_to_driver": False, "logging_level": logging.ERROR,
-    }  # fmt: skip
+    arguments = {"address": "local", "_node_ip_address": "127.0.0.1"}
     if "RAY_TMPDIR" not in os.environ:
         arguments["_temp_dir"] = str(servers.root)
-    init = functools.partial(ray.init, **arguments)
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    init = functools.partial(ray.init, num_cpus=local_ranks(), **arguments, **quiet)
     try:
         with ray_private.without_cluster(), ray_private.fixed_ports():
             within(seconds, NAME, init, lives=servers.start, until=ended)

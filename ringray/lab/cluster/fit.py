@@ -110,8 +110,8 @@ class Cluster:
         """Returns whether the trial's ring fits on the present nodes without some (Ray's ids)."""
         import ray
 
-        left = set(without)
-        there = of_nodes(node for node in ray.nodes() if node["NodeID"] not in left)
+        lost = set(without)
+        there = of_nodes(node for node in ray.nodes() if node["NodeID"] not in lost)
         return self._largest(there, config) >= config.ring.size
 
     def refusal(self, config: TrialConfig) -> Reason | None:

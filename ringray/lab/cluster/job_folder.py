@@ -20,10 +20,10 @@ def check_lasting(what: str, path: Path) -> None:
         )
 
 
-def check_absolute(what: str, given: str) -> None:
+def check_absolute(what: str, path: str) -> None:
     """Raises UserError if a path that is sent with a job would lie in its working directory."""
-    if not Path(given).expanduser().is_absolute():
+    if not Path(path).expanduser().is_absolute():
         raise UserError(
-            f"{what}: got {given}, which would lie in the working directory of the job, which Ray "
+            f"{what}: got {path}, which would lie in the working directory of the job, which Ray "
             "empties: expected an absolute path on the head of the cluster"
         )

@@ -22,21 +22,20 @@ _EXAMPLE = "http://HOST:8265, the dashboard of the cluster's head"
 _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
-def address(given: str | None) -> str:
-    """Returns the job server's URL: ``given``, else that of Ray's own variables.
+def address(named: str | None) -> str:
+    """Returns the job server's URL: the one ``named``, else that of Ray's own variables.
 
     Raises:
         UserError: there is none, or it is not the URL of a dashboard.
     """
-    url = given
+    url = named
     for name in _ADDRESSES:
         there = os.environ.get(name, "")
         if not url and there.startswith(("http://", "https://")):
             url = there
     if not url:
-        raise UserError(
-            f"no cluster to submit to; give --address {_EXAMPLE}, or set RAY_API_SERVER_ADDRESS"
-        )
+        advice = f"give --address {_EXAMPLE}, or set RAY_API_SERVER_ADDRESS"
+        raise UserError(f"no cluster to submit to; {advice}")
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -121,8 +120,8 @@ def _probe(url: str) -> None:
     if answer.status != 200:
         raise PlaceError(_unknown(url, f"HTTP status {answer.status}"))
     try:
-        found = json.loads(answer.body)
-        if not isinstance(found, dict) or "ray_version" not in found:
+        version = json.loads(answer.body)
+        if not isinstance(version, dict) or "ray_version" not in version:
             raise ValueError("its answer has no ray_version")
     except (ValueError, RecursionError) as error:
         raise PlaceError(_unknown(url, str(error))) from None

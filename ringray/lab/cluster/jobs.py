@@ -109,8 +109,8 @@ class Jobs:
     def all(self) -> list[Job]:
         """Returns every job that ``submit`` made here, the oldest attempt of a sweep first."""
         with answering(self.url):
-            found = [job for job in map(_job, self._client.list_jobs()) if job is not None]
-        return sorted(found, key=lambda job: (job.name, job.digest, job.attempt))
+            ours = [job for job in map(_job, self._client.list_jobs()) if job is not None]
+        return sorted(ours, key=lambda job: (job.name, job.digest, job.attempt))
 
     def get(self, job: Job) -> Job:
         """Returns the current state of a job."""
@@ -128,15 +128,13 @@ class Jobs:
             store: the store file there; by default the store of the head.
         """
         for _ in range(_TRIES):
-            known = [job for job in self.all() if job.digest == plan.digest]
-            running = [job for job in known if not job.ended]
+            same = [job for job in self.all() if job.digest == plan.digest]
+            running = [job for job in same if not job.ended]
             if running:
                 return running[-1], False
-            attempt = 1 + max((job.attempt for job in known), default=0)
-            job = Job(
-                f"ringray-{plan.digest[:12]}-{attempt}", plan.digest, plan.spec.name, attempt,
-                provenance.code_digest(), "PENDING",
-            )  # fmt: skip
+            attempt = 1 + max((job.attempt for job in same), default=0)
+            name, code = f"ringray-{plan.digest[:12]}-{attempt}", provenance.code_digest()
+            job = Job(name, plan.digest, plan.spec.name, attempt, code, "PENDING")
             if self._send(job, plan, shipment, store):
                 return job, True
         raise PlaceError(
@@ -174,16 +172,16 @@ class Jobs:
         """
         jobs = self.all()
         digests = selected(selector, [(job.name, job.digest) for job in jobs])
-        found = [job for job in jobs if job.digest in digests]
-        if not found:
+        matches = [job for job in jobs if job.digest in digests]
+        if not matches:
             names = sorted({job.name for job in jobs if not job.ended})
-            known = f"running there: {', '.join(names)}" if names else "no sweep runs there"
-            raise UserError(f"no job at {self.url} is of a sweep {selector!r}; {known}")
-        running = [job for job in found if not job.ended]
+            others = f"running there: {', '.join(names)}" if names else "no sweep runs there"
+            raise UserError(f"no job at {self.url} is of a sweep {selector!r}; {others}")
+        running = [job for job in matches if not job.ended]
         if len({job.digest for job in running}) > 1:
             several = ", ".join(job.digest[:12] for job in running)
             raise UserError(f"sweep {selector!r} is not unique: {several}; name one of these")
-        return running[-1] if running else found[-1]
+        return (running or matches)[-1]
 
     def stop(self, job: Job) -> Job:
         """Stops a job as Ctrl-C stops a sweep, so that it can be resumed; waits for its end."""
@@ -252,7 +250,7 @@ class JobLog:
         asyncio.run(self._tail())
 
     async def _tail(self) -> None:
-        at, chunks = 0, self._client.tail_job_logs(self._id)
+        received, chunks = 0, self._client.tail_job_logs(self._id)
         while True:
             coming = asyncio.ensure_future(anext(chunks))
             while not (await asyncio.wait({coming}, timeout=QUIET_S))[0]:
@@ -264,13 +262,13 @@ class JobLog:
             except StopAsyncIteration:
                 return
             except Exception as error:  # from Ray, aiohttp and the system
-                if at:  # until now there was a connection
+                if received:  # until now there was a connection
                     self.heard = time.monotonic()
                 raise PlaceError(reason_of(error)) from error
-            at += len(text)
-            if at > self._seen:
-                self._write(text[self._seen - at :])
-                self._seen = at
+            received += len(text)
+            if received > self._seen:
+                self._write(text[self._seen - received :])
+                self._seen = received
 
 
 def _job(details: Any) -> Job | None:
@@ -283,7 +281,6 @@ def _job(details: Any) -> Job | None:
         return None
     if not _DIGEST.fullmatch(sweep) or not re.fullmatch(NAME, name):
         return None
-    return Job(
-        match[0], sweep, name, int(match[2]), str(metadata.get("code", "")), str(details.status),
-        details.driver_exit_code, details.error_type, details.message or "",
-    )  # fmt: skip
+    code, attempt = str(metadata.get("code", "")), int(match[2])
+    end = details.driver_exit_code, details.error_type, details.message or ""
+    return Job(match[0], sweep, name, attempt, code, str(details.status), *end)

@@ -45,7 +45,7 @@ class Machines:
     ) -> bool:
         """Tells whether a ring has a place now, without the nodes to ``avoid``; the holders ``but``
         are about to give theirs back."""
-        held = {holder: one for holder, one in dict(self._held).items() if holder not in but}
+        held = {holder: ring for holder, ring in dict(self._held).items() if holder not in but}
         closed = {*avoid, *self._shut(placement, held)}
         taken = sum((ranks for ranks, _ in held.values()), Counter[str]())
         free = [
