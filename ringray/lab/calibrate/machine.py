@@ -70,7 +70,8 @@ class Size:
 
     def beside(self) -> list[Case]:
         """Returns the calls that are timed on ranks side by side: of many rows, in one pass."""
-        return [one for one in self.cases() if one[2:5] == ("forward", "full", self.rows[-3])]
+        kind = ("forward", "full", self.rows[-3])
+        return [case for case in self.cases() if case[2:5] == kind]
 
     def single(self) -> list[Case]:
         """Returns the shortest calls, of one head."""
@@ -86,20 +87,15 @@ class Size:
         return self.dtypes[0], self.head_dims[0], "forward", "full", self.rows[-3], 2, threads
 
 
+_TINY = ("float32", 16, 8)
+_CPU_ROWS = (128, 184, 192, 256, 512, 760, 768, 1024, 2048, 4096, 8192)
+_CPU_RINGS = (_TINY, ("float32", 128, 64), ("bfloat16", 320, 8), ("float32", 512, 16))
+_CPU_HOPS, _GPU_HOPS = (tuple(1 << i for i in range(n, n + 17, 2)) for n in (10, 12))
+_GPU_ROWS = tuple(512 << i for i in range(6))
 SIZES = {
-    "cpu": Size(
-        rows=(128, 184, 192, 256, 512, 760, 768, 1024, 2048, 4096, 8192), head_rows=2048, heads=16,
-        hops=tuple(1 << i for i in range(10, 27, 2)),
-        rings=(
-            ("float32", 16, 8), ("float32", 128, 64), ("bfloat16", 320, 8), ("float32", 512, 16),
-        ),
-        seconds=45.0, slow={"float16": 1024},
-    ),
-    "cuda": Size(
-        rows=tuple(512 << i for i in range(6)), head_rows=1 << 17, heads=32,
-        hops=tuple(1 << i for i in range(12, 29, 2)), rings=(("float32", 16, 8),), seconds=20.0,
-    ),
-}  # fmt: skip
+    "cpu": Size(_CPU_ROWS, 2048, 16, _CPU_HOPS, _CPU_RINGS, 45.0, slow={"float16": 1024}),
+    "cuda": Size(_GPU_ROWS, 1 << 17, 32, _GPU_HOPS, (_TINY,), 20.0),
+}
 
 
 def measure(device: Device, say: Callable[[str], None], size: Size | None = None) -> Samples:
@@ -112,30 +108,27 @@ def measure(device: Device, say: Callable[[str], None], size: Size | None = None
     ports = machine["cores"] if device == "cpu" else len(machine["gpus"])
     if not ports:
         raise UserError(f"--device: got {device}, but no GPU of this machine works")
-    alone, found = size.alone(), dict[int, Samples]()
+    alone, samples = size.alone(), dict[int, Samples]()
     for ranks, parts in sorted(_parts(device, ports, size.seconds).items()):
         say(f"{units.plural(ranks, 'rank')}: {', '.join(parts)}, {sum(parts.values()):.0f} s")
-        asked = {
-            "parts": parts, "ranks": ranks, "device": device, "sizes": size.hops,
-            "cases": alone if ranks == 1 else size.beside(),
-            "rings": [config.as_dict() for config in _rings(size, ranks)],
-        }  # fmt: skip
-        found[ranks] = _samples(asked)
+        rings_of_ranks = [config.as_dict() for config in _rings(size, ranks)]
+        cases = alone if ranks == 1 else size.beside()
+        asked = {"parts": parts, "ranks": ranks, "device": device, "sizes": size.hops}
+        samples[ranks] = _samples(asked | {"cases": cases, "rings": rings_of_ranks})
     cpu = f"{machine['cpu']}, {units.plural(machine['cores'], 'core')}"
     fields = {
         "title": machine["gpus"][0] if device == "cuda" else cpu,
-        "memory": found[1]["products"].get("memory", [float(machine["memory_bytes"])])[0],
+        "memory": samples[1]["products"].get("memory", [float(machine["memory_bytes"])])[0],
         "ranks_per_node": ports,
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "sources": ["measured by `ringray calibrate`"],
     }
     if device == "cuda":
-        return fields | _of_rank(size, found, cores=False)
-    fields |= _of_rank(size, found, cores=True) | _of_cores(size, found, ports)
-    rings = _crowd(ports)
-    return fields | _handling(
-        fields, _rings(size, rings), np.median(found[rings]["rings"]["cores"], 0)
-    )
+        return fields | _of_rank(size, samples, cores=False)
+    fields |= _of_rank(size, samples, cores=True) | _of_cores(size, samples, ports)
+    crowd = _crowd(ports)
+    cores = np.median(samples[crowd]["rings"]["cores"], 0)
+    return fields | _handling(fields, _rings(size, crowd), cores)
 
 
 def _parts(device: Device, ports: int, seconds: float) -> dict[int, dict[str, float]]:
@@ -162,10 +155,10 @@ def _rings(size: Size, ranks: int) -> list[TrialConfig]:
     by the first."""
 
     def ring(transport: str, dtype: str, rows: int, heads: int) -> TrialConfig:
-        return cost_model.causal_pass(
-            ring_size=ranks, dtype=dtype, seq_len=rows * ranks, heads=heads, kv_heads=heads,
-            head_dim=size.head_dims[0], transport=transport, backward="auto", device="auto",
-        )  # fmt: skip
+        shape = {"seq_len": rows * ranks, "heads": heads, "kv_heads": heads}
+        kind = {"dtype": dtype, "head_dim": size.head_dims[0], "transport": transport}
+        auto = {"backward": "auto", "device": "auto"}
+        return cost_model.causal_pass(ring_size=ranks, **shape, **kind, **auto)
 
     tiny, *larger = size.rings
     if ranks == 1:
@@ -184,64 +177,64 @@ def _samples(asked: Samples) -> Samples:
             words = [sys.executable, "-P", "-m", "ringray.lab.calibrate.rank", mine]
             out, err = Path(folder, f"{rank}.out"), Path(folder, f"{rank}.err")
             with out.open("wb") as to, err.open("wb") as log:
-                one = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=to, stderr=log)
-            stack.callback(one.wait)
-            stack.callback(one.kill)
-            started.append((one, out, err))
-        for one, _, err in started:
-            if one.wait():
+                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=to, stderr=log)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            started.append((process, out, err))
+        for process, _, err in started:
+            if process.wait():
                 last = err.read_text(errors="replace").strip().splitlines()[-1:]
-                raise UserError(f"a rank could not measure: {''.join(last) or one.returncode}")
-        found: Samples = json.loads(started[0][1].read_text())
-        return found
+                raise UserError(f"a rank could not measure: {''.join(last) or process.returncode}")
+        samples: Samples = json.loads(started[0][1].read_text())
+        return samples
 
 
-def _of_rank(size: Size, found: Mapping[int, Samples], *, cores: bool) -> Samples:
+def _of_rank(size: Size, samples: Mapping[int, Samples], *, cores: bool) -> Samples:
     """Returns the fields of any hardware. ``cores``: those of the ranks copy the messages; a link
     takes what that leaves of a hop's time."""
-    alone = found[1]
+    alone = samples[1]
     seconds = dict(zip(size.alone(), alone["attention"], strict=True))
-    call = float(np.mean([_call(one, size, seconds) for one in size.single()]))
+    call = float(np.mean([_call(case, size, seconds) for case in size.single()]))
     peak = {name: max(alone["products"][name]) for name in size.dtypes}
     tenths = (np.quantile(seconds[case], (0.1, 0.5, 0.9)) for case in size.cases())
     spreads = [(high - low) / 2 / middle for low, middle, high in tenths]
     copied = float(np.median(alone["products"]["copy"]))
     link = Link(bandwidth=copied, latency=0.0)
-    if 2 in found:
-        latency, byte = line(size.hops, found[2]["hops"]["clock"])
-        copying = line(size.hops, found[2]["hops"]["cores"])[1] if cores else 0.0
+    if 2 in samples:
+        latency, byte = line(size.hops, samples[2]["hops"]["clock"])
+        copying = line(size.hops, samples[2]["hops"]["cores"])[1] if cores else 0.0
         link = Link(bandwidth=1 / max(byte - copying, 1 / copied), latency=latency)
     return {
         "memory_bandwidth": copied,
         "peak": peak,
         "products": min(float(np.median(alone["products"][name])) / peak[name] for name in peak),
-        "inner": link.model_dump(), "outer": link.model_dump(),
+        "inner": link.model_dump(),
+        "outer": link.model_dump(),
         "attention": _curves(size, seconds, call),
         "call": call,
         "spread": float(np.median(spreads)),
         "op": float(np.median(alone["rings"]["clock"])) / 2,
-    }  # fmt: skip
+    }
 
 
 def _call(single: Case, size: Size, seconds: Mapping[Case, list[float]]) -> float:
     """Returns the seconds of a call beside its heads, from the same with many heads."""
-    (case,) = (one for one in size.cases() if one[:5] == single[:5])
-    one, many, heads = np.median(seconds[single]), np.median(seconds[case]), case[5]
-    return max(0.0, float(heads * one - many) / (heads - 1)) if heads > 1 else 0.0
+    (case,) = (case for case in size.cases() if case[:5] == single[:5])
+    of_one, of_all, heads = np.median(seconds[single]), np.median(seconds[case]), case[5]
+    return max(0.0, float(heads * of_one - of_all) / (heads - 1)) if heads > 1 else 0.0
 
 
 def _curves(size: Size, seconds: Mapping[Case, list[float]], call: float) -> list[Samples]:
     rates: dict[tuple[Any, ...], dict[int, float]] = {}
     for case in size.cases():
-        at = float(np.median(seconds[case]))
-        rates.setdefault(case[:4], {})[case[4]] = _flops(case) / max(at - call, at / 2)
-    return [
-        {
-            "dtype": dtype, "head_dim": dim, "direction": way, "causal": shape == "causal",
-            "stepped": shape == "stepped", "rates": found,
-        }
-        for (dtype, dim, way, shape), found in rates.items()
-    ]  # fmt: skip
+        usual = float(np.median(seconds[case]))
+        rates.setdefault(case[:4], {})[case[4]] = _flops(case) / max(usual - call, usual / 2)
+    curves = []
+    for (dtype, dim, way, shape), by_rows in rates.items():
+        visible = {"causal": shape == "causal", "stepped": shape == "stepped"}
+        kind = {"dtype": dtype, "head_dim": dim, "direction": way}
+        curves.append({**kind, **visible, "rates": by_rows})
+    return curves
 
 
 def _flops(case: Case) -> float:
@@ -258,16 +251,16 @@ def line(sizes: Sequence[int], rounds: Sequence[Sequence[float]]) -> tuple[float
     return float(middle[0]), float(max(np.median((middle - middle[0])[large] / size[large]), 1e-15))
 
 
-def _of_cores(size: Size, found: Mapping[int, Samples], cores: int) -> Samples:
+def _of_cores(size: Size, samples: Mapping[int, Samples], cores: int) -> Samples:
     """Returns the fields of ranks that share cores."""
-    seconds = dict(zip(size.alone(), found[1]["attention"], strict=True))
-    one, two = (float(np.median(seconds[size.threaded(n)])) for n in (1, 2))
-    beside = found[cores].get("shared", {"alone": [[1.0]], "busy": [[1.0]]})
+    seconds = dict(zip(size.alone(), samples[1]["attention"], strict=True))
+    of_one, of_two = (float(np.median(seconds[size.threaded(n)])) for n in (1, 2))
+    beside = samples[cores].get("shared", {"alone": [[1.0]], "busy": [[1.0]]})
     slower = np.median(beside["busy"], 0) / np.median(beside["alone"], 0)
     return {
         "cores": cores,
         "shared": min(1.0, 1 / float(np.median(slower))),
-        "threads": {2: one / two} if cores > 1 else {},
+        "threads": {2: of_one / of_two} if cores > 1 else {},
         "merged": True,
         **provenance.bf16_products(),
     }
@@ -285,20 +278,20 @@ def _handling(fields: Samples, configs: Sequence[TrialConfig], cores: Floats) ->
 
     def predicted(hardware: Hardware) -> Floats:
         on = Fleet(LOCAL, hardware, 1, RANKS)
-        return np.array([cost_model.predict(one, on).time_ms / 1e3 for one in configs])
+        return np.array([cost_model.predict(config, on).time_ms / 1e3 for config in configs])
 
-    known, unit, left = predicted(bare), 1e-6, list(_HANDLING)
-    parts = {n: (predicted(bare.model_copy(update={n: unit})) - known) / unit for n in left}
+    without, unit, names = predicted(bare), 1e-6, list(_HANDLING)
+    parts = {n: (predicted(bare.model_copy(update={n: unit})) - without) / unit for n in names}
     solved: Floats = np.zeros(0)
-    wrong: Floats = known / cores - 1
-    while left:
-        table = np.stack([parts[name] / cores for name in left], 1)
-        solved = np.linalg.lstsq(table, 1 - known / cores, rcond=None)[0].astype(np.float64)
-        wrong = known / cores + table @ solved - 1
+    wrong: Floats = without / cores - 1
+    while names:  # none may be negative: the least of them is left out, and the others again solved
+        table = np.stack([parts[name] / cores for name in names], 1)
+        solved = np.linalg.lstsq(table, 1 - without / cores, rcond=None)[0].astype(np.float64)
+        wrong = without / cores + table @ solved - 1
         if solved.min() >= 0:
             break
-        left.pop(int(solved.argmin()))
+        names.pop(int(solved.argmin()))
     else:  # a busy machine: cores took less than attention alone should
-        solved, wrong = np.zeros(0), known / cores - 1
-    found = dict.fromkeys(_HANDLING, 0.0) | dict(zip(left, solved.tolist(), strict=True))
-    return found | {"spread": max(fields["spread"], float(np.quantile(np.abs(wrong), 0.8)))}
+        solved, wrong = np.zeros(0), without / cores - 1
+    handling = dict.fromkeys(_HANDLING, 0.0) | dict(zip(names, solved.tolist(), strict=True))
+    return handling | {"spread": max(fields["spread"], float(np.quantile(np.abs(wrong), 0.8)))}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,10 +78,9 @@ class RankMeasurer:
             torch.cuda.set_device(self._device)
         torch.set_num_threads(1)
         if asked.ranks > 1:
-            dist.init_process_group(
-                "nccl" if self._cuda else "gloo", init_method=f"file://{asked.store}",
-                rank=asked.rank, world_size=asked.ranks, timeout=_PATIENCE,
-            )  # fmt: skip
+            place, backend = f"file://{asked.store}", "nccl" if self._cuda else "gloo"
+            init = partial(dist.init_process_group, backend, init_method=place)
+            init(rank=asked.rank, world_size=asked.ranks, timeout=_PATIENCE)
         self._comm = connect(None)
 
     def _now(self) -> float:
@@ -181,7 +180,8 @@ class RankMeasurer:
         inputs = [latency.shards(config, context) for config in configs]
         samples: dict[str, list[list[float]]] = {"clock": [], "cores": []}
         for turn in self._rounds("rings", least=5):
-            taken = [self._ring(*one, context) for one in zip(configs, inputs, strict=True)]
+            rings = zip(configs, inputs, strict=True)
+            taken = [self._ring(*ring, context) for ring in rings]
             if turn:
                 clock, cores = zip(*taken, strict=True)
                 samples["clock"].append(list(clock))
@@ -204,15 +204,15 @@ def _tensors(
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Returns q, k, v and dout, three sums in fp32, and an lse that is no less than theirs."""
     shape = (1, heads, rows, head_dim)
-    given = [torch.randn(shape, device=device).to(torch_dtype(dtype)) for _ in range(4)]
+    inputs = [torch.randn(shape, device=device).to(torch_dtype(dtype)) for _ in range(4)]
     sums = [torch.zeros(shape, device=device) for _ in range(3)]
-    return given, sums, torch.full(shape[:3], math.log(rows) + 8, device=device)
+    return inputs, sums, torch.full(shape[:3], math.log(rows) + 8, device=device)
 
 
 def ends(shape: str, rows: int) -> np.ndarray[Any, Any]:
     """Returns how many keys each row sees; ``stepped``: each second row sees two more."""
-    at = np.arange(rows)
-    return {"causal": at + 1, "full": np.full(rows, rows), "stepped": (at + 1) // 2 * 2}[shape]
+    causal = np.arange(rows) + 1
+    return {"causal": causal, "full": np.full(rows, rows), "stepped": causal // 2 * 2}[shape]
 
 
 def attention_call(case: TimedCall, device: torch.device) -> Callable[[], object]:
