@@ -28,19 +28,16 @@ _WORDS = (
     r"passw(?:or)?d|passphrase|pwd|ssl_?password|token|access_?token|auth_?token|secret|api_?key"
     r"|access_?key|secret_?access_?key|private_?key"
 )
-_PATTERNS = (
-    # Greedy: a password may hold forbidden characters, as in ://user:p@ss/word@host.
-    (re.compile(r"(://)(?!/)(?:[^\s'\"<>]|['\"<>](?![\s,:}\])]))*@"), rf"\1{HIDDEN}@"),
-    (re.compile(rf"(?i)([?&;](?:[\w-]*?(?:{_WORDS}|signature)|sig)=)[^&;\s'\"<>]+"),
-     rf"\1{HIDDEN}"),
-    # Options within an option, as in ODBC.
-    (re.compile(rf"(?i)((?:{_WORDS})%3d)(?:(?!%3b)[^&;\s'\"<>])+"), rf"\1{HIDDEN}"),
-    (re.compile(r"(?i)\b((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?)(?:(basic|bearer)\s+)?"
-                r"[^\s'\",]+"), rf"\1{HIDDEN}"),
-    (re.compile(r"(?i)\b(basic|bearer)\s+[A-Za-z0-9._~+/-]{16,}=*"), rf"\1 {HIDDEN}"),
-    (re.compile(rf"(?i)(?<![\w-])((?:\w+_)?(?:{_WORDS})\s*[=:]\s*)(?!\*\*\*)[^\s,;&'\"<>]{{4,}}"),
-     rf"\1{HIDDEN}"),
-)  # fmt: skip
+# Greedy: a password may hold forbidden characters, as in ://user:p@ss/word@host.
+_URL = r"(://)(?!/)(?:[^\s'\"<>]|['\"<>](?![\s,:}\])]))*@"
+_QUERY = rf"(?i)([?&;](?:[\w-]*?(?:{_WORDS}|signature)|sig)=)[^&;\s'\"<>]+"
+_ODBC = rf"(?i)((?:{_WORDS})%3d)(?:(?!%3b)[^&;\s'\"<>])+"  # options within an option
+_HEADER = r"(?i)\b((?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?)(?:(basic|bearer)\s+)?[^\s'\",]+"
+_BEARER = r"(?i)\b(basic|bearer)\s+[A-Za-z0-9._~+/-]{16,}=*"
+_NAMED = rf"(?i)(?<![\w-])((?:\w+_)?(?:{_WORDS})\s*[=:]\s*)(?!\*\*\*)[^\s,;&'\"<>]{{4,}}"
+_PATTERNS = [(re.compile(_URL), rf"\1{HIDDEN}@")]
+_PATTERNS += [(re.compile(secret), rf"\1{HIDDEN}") for secret in (_QUERY, _ODBC, _HEADER)]
+_PATTERNS += [(re.compile(_BEARER), rf"\1 {HIDDEN}"), (re.compile(_NAMED), rf"\1{HIDDEN}")]
 
 
 def hidden(text: str) -> str:

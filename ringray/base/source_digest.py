@@ -22,13 +22,9 @@ from pathlib import Path
 from typing import Any
 
 # Package -> its measured files and folders; "." is all of it but UNMEASURED.
-MEASURED = {
-    "ringray": (
-        "partition", "traffic", "transport", "instruments", "comm", "attention", "lab/kinds",
-        "lab/ring/actor.py", "lab/trial/config.py", "lab/trial/measurement.py",
-    ),
-    "ringray_kernels": (".",),
-}  # fmt: skip
+_LIBRARY = ("partition", "traffic", "transport", "instruments", "comm", "attention")
+_OF_LAB = ("lab/kinds", "lab/ring/actor.py", "lab/trial/config.py", "lab/trial/measurement.py")
+MEASURED = {"ringray": (*_LIBRARY, *_OF_LAB), "ringray_kernels": (".",)}
 UNMEASURED = ("bench", "inspect")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
