@@ -70,10 +70,10 @@ class Problem:
     value_dim: int | None = None
     with_sinks: bool = False
     global_tokens: int | None = None
-    shared_prefix: int | None = None
     slopes: Tensor | None = None
     dropout_p: float = 0.0
     table: Tensor | None = None
+    shared_prefix: int | None = None
 
     @property
     def sinks(self) -> Tensor | None:

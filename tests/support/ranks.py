@@ -187,10 +187,10 @@ class Case:
     softcap: float | None = None
     value_dim: int | None = None
     global_tokens: int | None = None
-    shared_prefix: int | None = None
     alibi: bool = False
     dropout_p: float = 0.0
     reach: int | None = None  # of learned biases
+    shared_prefix: int | None = None
 
     @property
     def factor(self) -> float:
