@@ -58,7 +58,7 @@ def _blocks(
             later = torch.ones(by_row.shape[2:], dtype=torch.bool, device=q.device).triu_(at + 1)
             by_row.masked_fill_(later, -torch.inf)
         elif mask is not None:
-            by_row += mask[rows]
+            by_row.masked_fill_(mask[rows] == -torch.inf, -torch.inf)
         factors = None if dropped is None else dropped(rows, keys).flatten(1, 2)
         yield _Block(rows, keys, queries, ratio, part, scores, factors)
 
