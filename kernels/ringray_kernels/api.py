@@ -204,13 +204,7 @@ def _checked(operands: Operands, backend: str) -> Backend:
     expect("start", start, rows, torch.int32, q.device)
     expect("end", end, rows, torch.int32, q.device)
     if bias is not None:
-        entries = len(bias.values) if len(bias.values) in (1, q.shape[0]) else 1
-        shape = (entries, q.shape[1]) if bias.reach is None else (1, q.shape[1], 2 * bias.reach + 1)
-        expect("bias.queries", bias.queries, q.shape[2:3], torch.int32, q.device)
-        expect("bias.keys", bias.keys, k.shape[2:3], torch.int32, q.device)
-        expect("bias.values", bias.values, shape, torch.float32, q.device)
-        for grad in bias.grads:
-            expect("bias.grads", grad, shape[1:], torch.float32, q.device)
+        bias.check(q, k)
     asked = Features(v.shape[3], softcap, bias is not None, dropout is not None, scales is not None)
     backend = resolve_backend(backend, q, asked)
     check_blocks(blocks, backend)

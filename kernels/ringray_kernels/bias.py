@@ -5,11 +5,13 @@ Distances are integers, so neither sharding nor rounding changes a bias.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+from ringray_kernels.checks import expect
 
 
 class Bias(NamedTuple):
@@ -17,53 +19,96 @@ class Bias(NamedTuple):
 
     ``values``, fp32: slopes (B or 1, Hq), of which head h adds -slope_h * |i - j| to the score of
     positions i and j (ALiBi, Press et al., 2022); or tables (1, Hq, 2 R + 1), of which it adds
-    table_h[clamp(j - i, -R, R) + R]. ``grads``: for tables in backward one fp32 tensor (Hq, 2 R +
-    1), to be added to.
+    table_h[clamp(j - i, -R, R) + R]. ``grad``: for tables in backward fp32 like values, to be added
+    to. ``entries``: batch entry and heads of each entry of scores, if they are some of all.
     """
 
     queries: Tensor
     keys: Tensor
     values: Tensor
-    grads: tuple[Tensor, ...] = ()
+    grad: Tensor | None = None
+    entries: tuple[tuple[int, slice], ...] = ()
 
-    @property
-    def reach(self) -> int | None:
-        """Returns R of tables, None for slopes."""
-        return self.values.shape[2] // 2 if self.values.dim() == 3 else None
+    @classmethod
+    def of_hop(
+        cls, positions: Tensor, rows: slice, keys: Tensor, heads: slice, values: Tensor,
+        grad: Tensor | None = None,
+    ) -> Bias:  # fmt: skip
+        """Returns the bias of some heads of the ``rows`` of a rank at ``positions``."""
+        of_heads = None if grad is None else grad[:, heads]
+        return cls(positions[rows], keys, values[:, heads], of_heads)
+
+    def check(self, q: Tensor, k: Tensor) -> None:
+        """Raises ValueError unless it is one of scores of ``q`` and ``k``."""
+        entries = len(self.values) if len(self.values) in (1, len(q)) else 1
+        shape: tuple[int, ...] = (entries, q.shape[1])
+        if self.values.dim() > 2:
+            shape = (1, q.shape[1], self.values.shape[2] // 2 * 2 + 1)
+        expect("bias.queries", self.queries, q.shape[2:3], torch.int32, q.device)
+        expect("bias.keys", self.keys, k.shape[2:3], torch.int32, q.device)
+        expect("bias.values", self.values, shape, torch.float32, q.device)
+        if self.grad is not None:
+            expect("bias.grad", self.grad, shape, torch.float32, q.device)
 
     def scores(self) -> Tensor:
         """Returns the term of each score, fp32 (B or 1, Hq, Sq, Sk)."""
+        if not self.entries:
+            return self._terms(self.values)
+        return torch.stack([self._terms(self._of(self.values, *entry)) for entry in self.entries])
+
+    def _of(self, x: Tensor, entry: int, heads: slice) -> Tensor:
+        """Returns the part of values or gradients of a batch entry and some heads."""
+        return x[entry % len(x), heads]
+
+    def _terms(self, values: Tensor) -> Tensor:
         distances = self.keys - self.queries.unsqueeze(-1)
-        if self.reach is None:
-            return -self.values[..., None, None] * distances.abs()
-        return self.values[:, :, distances.clamp_(-self.reach, self.reach).add_(self.reach)]
+        if self.values.dim() == 2:
+            return -values[..., None, None] * distances.abs()
+        reach = values.shape[-1] // 2
+        return values[..., distances.clamp_(-reach, reach).add_(reach)]
 
     def add(self, gradients: Tensor) -> None:
         """Adds the ``gradients`` of scores, fp32 (B, Hq, Sq, Sk), 0 where a key is hidden, to
         those of tables: sums over runs of keys, as distances grow along a row."""
-        if not self.grads:
+        if self.grad is None:
             return
         reach = self.values.shape[2] // 2
         steps = torch.arange(1 - reach, reach + 1, dtype=torch.int32, device=self.keys.device)
         first = torch.searchsorted(self.keys, self.queries[:, None] + steps)
         edges = pad(pad(first, (1, 0)), (0, 1), value=len(self.keys))
         sums = pad(gradients.cumsum(-1), (1, 0))
-        found = sums.gather(-1, edges.expand(*sums.shape[:2], -1, -1)).diff(dim=-1).sum(-2)
-        for entry, one in enumerate(found):
-            self.grads[entry % len(self.grads)].add_(one)
+        by_place = sums.gather(-1, edges.expand(*sums.shape[:2], -1, -1)).diff(dim=-1).sum(-2)
+        every = self.entries or [(entry, slice(None)) for entry in range(len(gradients))]
+        for entry, part in zip(every, by_place, strict=True):
+            self._of(self.grad, *entry).add_(part)
 
     def by_group(self, batch: slice, kv_heads: int) -> Bias:
-        """Returns the bias of some batch entries with one entry per K/V head: slopes (entries *
-        Hkv, Hq / Hkv), or tables."""
-        shape = self.values.shape
-        entries = self.values.expand(max(batch.stop, len(self.values)), *shape[1:])[batch]
-        values = entries.reshape(-1, shape[1] // kv_heads, *shape[2:])
-        return self._replace(
-            values=values, grads=tuple(x for grad in self.grads for x in grad.chunk(kv_heads))
-        )
+        """Returns the bias of some batch entries with one entry per K/V head."""
+        group = self.values.shape[1] // kv_heads
+        heads = [slice(head * group, (head + 1) * group) for head in range(kv_heads)]
+        every = range(batch.start, batch.stop)
+        return self._replace(entries=tuple((entry, part) for entry in every for part in heads))
 
     def part(self, heads: slice, rows: slice, keys: slice) -> Bias:
         """Returns the bias of some entries of ``by_group``, query rows and keys."""
-        chosen = range(*heads.indices(len(self.values))) if self.grads else ()
-        grads = tuple(self.grads[entry % len(self.grads)] for entry in chosen)
-        return Bias(self.queries[rows], self.keys[keys], self.values[heads], grads)
+        return self._replace(
+            queries=self.queries[rows], keys=self.keys[keys], entries=self.entries[heads]
+        )
+
+    def arguments(self, *, keys_walk: bool) -> tuple[Any, ...]:
+        """Returns the argument ``bias`` of Triton's kernels, see ``tiles.bias_of``."""
+        stay, walk = (self.queries, self.keys) if keys_walk else (self.keys, self.queries)
+        sizes, strides = self.values.shape, self.values.stride()
+        of_entry, of_head = (strides[i] if sizes[i] > 1 else 0 for i in range(2))
+        return self.values, of_entry, of_head, stay, walk, *sizes[2:]
+
+    def sums(self, batch: int, blocks: int) -> Tensor | None:
+        """Returns what Triton's kernels add gradients to, (batch, Hq, blocks, ...) by program."""
+        if self.grad is None:
+            return None
+        return self.grad.new_zeros((batch, self.grad.shape[1], blocks, self.grad.shape[2]))
+
+    def collect(self, sums: Tensor) -> None:
+        """Adds ``sums`` to the gradient."""
+        assert self.grad is not None
+        self.grad.add_(sums.sum((0, 2)))

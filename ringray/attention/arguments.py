@@ -23,10 +23,8 @@ from ringray.attention.documents import document_boundaries
 from ringray.attention.open_choices import filled
 from ringray.attention.problem import RankProblem
 from ringray.attention.tensor_arguments import (
+    BIASES,
     TensorArguments,
-    check_sinks,
-    check_slopes,
-    check_table,
     check_values,
     head_slopes,
     share,
@@ -130,11 +128,9 @@ def prepare(
     if prepared is None:
         check_qkv(q, k, v)
         sizes = InputSizes.of(q, k, v)
-        check_sinks(tensors.sinks, sizes)
-        check_table(tensors, sizes)
-        check_slopes(slopes, sizes.batch, sizes.heads, sizes.rows * comm.world_size)
         if wrong := mistake(settings):
             raise ValueError(wrong)
+        tensors.check(sizes, slopes, settings, comm.world_size)
         call = _read(sizes, tensors, documents, slopes, settings, comm)
         if call.score.quantize is not None and needs_grad:
             raise ValueError(
@@ -176,13 +172,7 @@ def _read(
     length = settings["seq_len"]
     if length is None:
         length = sizes.rows * comm.world_size
-    table = tensors.distance_bias
-    score = Score(
-        **of(Score),
-        sinks=tensors.sinks is not None,
-        alibi_slopes=slopes,
-        distance_bias=None if table is None else table.shape[1],
-    )
+    score = Score(**of(Score), **tensors.described(slopes))
     numbers: dict[str, Any] = {
         name: None if getattr(score, name) is None else float(getattr(score, name))
         for name in ("scale", "softcap", "dropout_p")
@@ -218,7 +208,7 @@ def _describe(sizes: InputSizes, call: Call, seq_len: int | None, comm: Comm) ->
         rank=comm.rank // fold,
         exchange=exchange,
         costs=walk.costs(dtype.itemsize, batch, *of_rank, quantized=quantized),
-        slopes=share(score.alibi_slopes, fold, place),
+        slopes=share(score.bias_by("alibi_slopes"), fold, place),
         first_head=place * (heads // fold),
         quantized_from=dtype if quantized else None,
     )
@@ -235,6 +225,8 @@ def _agreed(problem: RankProblem, sizes: InputSizes, needs_grad: bool) -> Agreed
     # Blocks that configure nothing are the default.
     of_strategy["blocks"] = (str(blocks) or None) if isinstance(blocks, Blocks) else blocks
     del of_strategy["source"]
+    del of_score["bias"]
+    of_score |= {name: call.score.bias_by(name) for name in BIASES}
     of_score["quantized"] = of_score.pop("quantize") is not None  # whose value a message can name
     return AgreedCall(
         "ring_attention",

@@ -50,16 +50,16 @@ class Score:
     #: Whether each head has a logit without a value in its softmax.
     sinks: bool = field(default=False, metadata=_GIVEN_AS_TENSOR)
 
-    #: ALiBi: head h adds -slope * distance to its scores.
-    alibi_slopes: Slopes | None = field(default=None, metadata=_GIVEN_AS_TENSOR)
+    #: Argument that biases scores, and what describes it: values of slopes, sizes of others.
+    bias: tuple[str, Any] | None = field(default=None, metadata=_GIVEN_AS_TENSOR)
 
-    #: Entries of each head in a learned table of biases by distance, 2 R + 1.
-    distance_bias: int | None = field(default=None, metadata=_GIVEN_AS_TENSOR)
+    def bias_by(self, name: str) -> Any:
+        """Returns what describes the bias by that argument, None if scores have no such bias."""
+        return None if self.bias is None or self.bias[0] != name else self.bias[1]
 
     def features(self, value_dim: int) -> Features:
         """Returns the demands on a backend."""
-        biased = self.alibi_slopes is not None or self.distance_bias is not None
-        quantized = self.quantize is not None
+        biased, quantized = self.bias is not None, self.quantize is not None
         return Features(value_dim, self.softcap, biased, self.dropout_p > 0, quantized)
 
 

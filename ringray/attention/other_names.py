@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from ringray.attention.agreement import refusing
+from ringray.attention.tensor_arguments import BIASES
 from ringray.base.errors import suggestion
 from ringray.comm.ring import connect
 
@@ -38,11 +39,11 @@ _OTHER_NAMES = {
     "max_seqlen_k": "nothing: leave it out",
     "s_aux": "sinks", "learnable_sink": "sinks", "attn_sink": "sinks",
     "logits_soft_cap": "softcap", "logit_softcapping": "softcap",
-    "alibi_slopes": "nothing: no scores are biased here; decode in one process",
-    "distance_bias": "nothing: no scores are biased here; decode in one process",
     "attn_bias": "alibi_slopes or distance_bias: a bias is a function of distances",
     "position_bias": "distance_bias: a table of distances, from which T5's buckets are indexed",
     "heads_k_stride": "transport (allgather:N for N heads at once)",
+    # Of functions without them.
+    **dict.fromkeys(BIASES, "nothing: no scores are biased here; decode in one process"),
 }  # fmt: skip
 
 

@@ -142,36 +142,35 @@ class RankProblem:
 
     def by_position(
         self, queries: int, rows: Rows, owner: int, keys: Rows, heads: slice, device: torch.device,
-        tables: tuple[Tensor, ...],
+        bias: tuple[Tensor, ...],
     ) -> dict[str, Any]:  # fmt: skip
         """Returns the keywords of ``ringray_kernels`` that depend on positions, bias and dropout,
         for some heads of the rows ``rows`` of the rank ``queries`` and ``owner``'s rows
-        ``keys``. ``tables``: see ``ScoreParameters``."""
-        if self.slopes is None and not tables and not self.call.score.dropout_p:
+        ``keys``. ``bias``: see ``ScoreParameters``."""
+        if self.call.score.bias is None and not self.call.score.dropout_p:
             return {}
         at = self._positions_32(owner, device)[keys.start : keys.stop]
-        return self.by_position_at(queries, rows, at, heads, tables)
+        return self.by_position_at(queries, rows, at, heads, bias)
 
     def by_position_at(
-        self, queries: int, rows: Rows, keys: Tensor, heads: slice, tables: tuple[Tensor, ...]
+        self, queries: int, rows: Rows, keys: Tensor, heads: slice, bias: tuple[Tensor, ...]
     ) -> dict[str, Any]:
         """Returns the same as ``by_position`` for keys at any positions, int32."""
         found: dict[str, Any] = {}
-        if self.slopes is None and not tables and not self.call.score.dropout_p:
+        if self.call.score.bias is None and not self.call.score.dropout_p:
             return found
-        device, made = keys.device, self.slopes
-        at = self._positions_32(queries, device)[rows.start : rows.stop]
+        device, made, some = keys.device, self.slopes, slice(rows.start, rows.stop)
+        at = self._positions_32(queries, device)
         if made is not None:
             like: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
             slopes = self.once("slopes", device, lambda: torch.tensor(made, **like).to(device))
-            found["bias"] = Bias(at, keys, slopes[:, heads])
-        if tables:
-            table, *grads = (x[heads] for x in tables)
-            found["bias"] = Bias(at, keys, table.unsqueeze(0), tuple(grads))
+            bias = (slopes,)
+        if bias:
+            found["bias"] = Bias.of_hop(at, some, keys, heads, *bias)
         if self.call.score.dropout_p:
             first = self.first_head + (heads.start or 0)
             found["dropout"] = Dropout(self.call.score.dropout_p, self.seed, first)
-            found["at"] = Positions(at, keys)
+            found["at"] = Positions(at[some], keys)
         return found
 
     def _positions_32(self, rank: int, device: torch.device) -> Tensor:

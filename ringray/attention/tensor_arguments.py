@@ -5,18 +5,19 @@ Shape legend: B batch, Hq query heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ringray.attention.call import Slopes
+from ringray.attention.call import InputSizes, Slopes
 from ringray.base.units import plain
 from ringray_kernels.checks import TensorKind, not_plain
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import sink_gradients
 
+BIASES = ("alibi_slopes", "distance_bias")  # arguments, of which a call has one at most
 MOST_SLOPE = 1e12  # in size: its product with any distance stays far from the end of fp32
 MOST_POSITIONS = 1 << 31  # of one sequence: kernels take 32 bits for a position
 _EXPECTED = (
@@ -36,7 +37,26 @@ class TensorArguments(NamedTuple):
     @property
     def parameters(self) -> ScoreParameters:
         """Returns those that have gradients."""
-        return ScoreParameters(self.sinks, self.distance_bias)
+        return ScoreParameters(*(getattr(self, name) for name in ScoreParameters._fields))
+
+    def check(
+        self, sizes: InputSizes, slopes: Slopes | None, settings: Mapping[str, Any], ranks: int
+    ) -> None:
+        """Raises ValueError unless they fit q, k and v of ``sizes`` and the settings, which are
+        checked. ``slopes``: values of those given."""
+        check_sinks(self.sinks, sizes)
+        check_table(self.distance_bias, sizes)
+        check_slopes(slopes, sizes.batch, sizes.heads, sizes.rows * ranks)
+        names = [name for name in BIASES if getattr(self, name) is not None]
+        if len(names) > 1:
+            raise ValueError(f"{names[1]}: got {names[0]} too, expected one bias of scores")
+
+    def described(self, slopes: Slopes | None) -> dict[str, Any]:
+        """Returns the fields of ``Score`` that describe them."""
+        bias: tuple[str, Any] | None = None if slopes is None else ("alibi_slopes", slopes)
+        if self.distance_bias is not None:
+            bias = "distance_bias", self.distance_bias.shape[1]
+        return {"sinks": self.sinks is not None, "bias": bias}
 
 
 class ScoreParameters(NamedTuple):
@@ -46,22 +66,23 @@ class ScoreParameters(NamedTuple):
     sinks: Tensor | None = None
     distance_bias: Tensor | None = None
 
-    def tables(self, *, with_gradient: bool = False) -> tuple[Tensor, ...]:
-        """Returns the table, in fp32, and zeros for its gradient; nothing without a table."""
+    def bias(self, *, with_gradient: bool = False) -> tuple[Tensor, ...]:
+        """Returns ``Bias.values`` of all rows and heads, and zeros for their gradient; nothing
+        without a learned bias."""
         if self.distance_bias is None:
             return ()
-        table = self.distance_bias.float().contiguous()
-        return (table, torch.zeros_like(table)) if with_gradient else (table,)
+        values = self.distance_bias.float().contiguous().unsqueeze(0)
+        return (values, torch.zeros_like(values)) if with_gradient else (values,)
 
     def share(self, parts: int, place: int) -> ScoreParameters:
         """Returns the values of one of some equal parts of the heads."""
         return ScoreParameters(*(None if x is None else x.chunk(parts)[place] for x in self))
 
-    def gradients(self, lse: Tensor, delta: Tensor, tables: tuple[Tensor, ...]) -> list[Tensor]:
-        """Returns this rank's shares, fp32, of the gradients of what there is. ``tables``: with
+    def gradients(self, lse: Tensor, delta: Tensor, bias: tuple[Tensor, ...]) -> list[Tensor]:
+        """Returns this rank's shares, fp32, of the gradients of what there is. ``bias``: with
         gradient."""
         sinks = [] if self.sinks is None else [sink_gradients(self.sinks, lse, delta)]
-        return [*sinks, *tables[1:]]
+        return [*sinks, *(x.squeeze(0) for x in bias[1:])]
 
 
 def _check(name: str, x: Any, q: TensorKind, expected: str, fits: Callable[[Tensor], bool]) -> None:
@@ -85,9 +106,8 @@ def check_sinks(sinks: Tensor | None, q: TensorKind) -> None:
     _check("sinks", sinks, q, expected, lambda x: tuple(x.shape) == (q.shape[1],))
 
 
-def check_table(tensors: TensorArguments, q: TensorKind) -> None:
-    """Raises ValueError unless there is no table of biases, or one for ``q`` (B, Hq, S, D)."""
-    table = tensors.distance_bias
+def check_table(table: Tensor | None, q: TensorKind) -> None:
+    """Raises ValueError unless ``table`` is None or one of biases for ``q`` (B, Hq, S, D)."""
     if table is None:
         return
     expected = (
@@ -98,8 +118,6 @@ def check_table(tensors: TensorArguments, q: TensorKind) -> None:
         "distance_bias", table, q, expected,
         lambda x: x.dim() == 2 and len(x) == q.shape[1] and x.shape[1] % 2 == 1,
     )  # fmt: skip
-    if tensors.alibi_slopes is not None:
-        raise ValueError("distance_bias: got alibi_slopes too, expected one bias of scores")
 
 
 def check_values(tensors: TensorArguments) -> None:

@@ -102,9 +102,9 @@ class Problem:
         )  # fmt: skip
 
     def bias(self, keys: Tensor, grad: Tensor | None = None) -> Bias | None:
-        grads = () if grad is None else (grad,)
         if self.table is not None:
-            return Bias(torch.arange(self.rows).int(), keys.int(), self.table[None], grads)
+            into = None if grad is None else grad[None]
+            return Bias(torch.arange(self.rows).int(), keys.int(), self.table[None], into)
         if self.slopes is None:
             return None
         slopes = self.slopes if self.slopes.dim() == 2 else self.slopes[None]

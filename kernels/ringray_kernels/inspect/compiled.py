@@ -45,8 +45,8 @@ from ringray_kernels.intervals import Positions
 class Case:
     """One kernel to compile; ``config`` None is the default. ``group`` query heads share a
     key/value head; forward is a middle hop, with the state in and out. ``value_dim``: head dim of
-    V, 0 if it is that of Q; ``biased``: by slopes, or tables of
-    ``reach``, see ``Bias``; ``quantized``: q, k and v are e4m3 with scales."""
+    V, 0 if it is that of Q; ``bias``: the shape of the values of
+    one, see ``Bias``; ``quantized``: q, k and v are e4m3 with scales."""
 
     target: str
     kernel: Kernel
@@ -56,9 +56,8 @@ class Case:
     config: BlockConfig | None = None
     value_dim: int = 0
     softcap: float | None = None
-    biased: bool = False
+    bias: tuple[int, ...] = ()
     dropout_p: float = 0.0
-    reach: int | None = None
     quantized: bool = False
 
 
@@ -135,10 +134,10 @@ def launch_of(case: Case) -> tuple[Launch, BlockConfig]:
     lse, delta = tensor(batch, heads, rows), tensor(batch, heads, rows)
     start, end = (tensor(1, rows, dtype=torch.int32) for _ in range(2))
     blocks = Blocks(**{case.kernel: case.config})
-    bias = Bias(start[0], end[0], tensor(1, heads)) if case.biased else None
-    if bias is not None and case.reach is not None:
-        table = tensor(heads, 2 * case.reach + 1)
-        bias = bias._replace(values=table[None], grads=(table,))
+    bias = None
+    if case.bias:
+        learned = len(case.bias) > 2 or None
+        bias = Bias(start[0], end[0], tensor(*case.bias), learned and tensor(*case.bias))
     operands = Operands(q, k, v, start, end, 0.1, blocks, case.softcap, bias)
     if case.dropout_p:
         positions = Positions(start[0], start[0])

@@ -164,7 +164,7 @@ def forward(
     dtype, given = problem.quantized_from or q.dtype, (k, v, *scales[1:])
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    coming, tables = _gather(given, groups[0], plan, comm), parameters.tables()
+    coming, bias = _gather(given, groups[0], plan, comm), parameters.bias()
     for at, group in enumerate(groups):
         keys, values, *more = coming()
         if at + 1 < len(groups):
@@ -172,7 +172,7 @@ def forward(
         of_queries = [x[:, group.heads] for x in scales[:1]]
         with comm.computing(at, group.label):
             positional = problem.by_position_at(
-                problem.rank, plan.own, plan.order, group.heads, tables
+                problem.rank, plan.own, plan.order, group.heads, bias
             )
             state = problem.attend(
                 q[:, group.heads], keys, values, plan.ranges, out_dtype=dtype,
@@ -195,7 +195,7 @@ def backward(
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.call.strategy.backend)
     plan, groups = _plan(problem, q.device), _groups(q, k, problem)
     dq, dk, dv = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
-    tables = parameters.tables(with_gradient=True)
+    bias = parameters.bias(with_gradient=True)
     coming = _gather((k, v), groups[0], plan, comm)
     going: Callable[[], None] | None = None
     for at, group in enumerate(groups):
@@ -205,7 +205,7 @@ def backward(
         sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
         with comm.computing(at, group.label):
             positional = problem.by_position_at(
-                problem.rank, plan.own, plan.order, group.heads, tables
+                problem.rank, plan.own, plan.order, group.heads, bias
             )
             for start, end in plan.ranges:
                 ringray_kernels.backward(
@@ -222,4 +222,4 @@ def backward(
         del sums
     assert going is not None
     going()
-    return dq, dk, dv, *parameters.gradients(lse, delta, tables)
+    return dq, dk, dv, *parameters.gradients(lse, delta, bias)

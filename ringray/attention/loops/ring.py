@@ -45,7 +45,7 @@ def forward(
     script, kept = problem.script("forward"), _kept(problem)
     ring = InFlight(comm, problem.rank, Chunk((k, v, *scales[1:]), problem.own))
     state: State | None = None
-    tables = parameters.tables()
+    bias = parameters.bias()
     left = sum(bool(visit.need) for visit in script.visits)
     for at, step in enumerate(script.steps):
         ring.post(at, step)
@@ -60,7 +60,7 @@ def forward(
                         ring.held[visit.key],
                         visit,
                         problem,
-                        tables,
+                        bias,
                         state,
                         out_dtype,
                     )
@@ -83,7 +83,7 @@ def backward(
     q, k, v, out, lse, *kept = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.call.strategy.backend)
     matching = out if dlse is None else None
-    tables = parameters.tables(with_gradient=True)
+    bias = parameters.bias(with_gradient=True)
     script, rank, own = problem.script("backward"), problem.rank, problem.own
     keys_walk = problem.walks.travelling == "keys"
     queries, keys = (q, dout, lse, delta), (k, v)
@@ -102,14 +102,14 @@ def backward(
             if visit.need:
                 with comm.computing(at, f"chunk {visit.owner}"):
                     _differentiate(
-                        stay, ring.side(visit), heads, matching, problem, tables, keys_walk
+                        stay, ring.side(visit), heads, matching, problem, bias, keys_walk
                     )
         ring.wait(at)
         ring.drop(visit.key for visit in step.visits)
     ring.finish()
     home = ring.sums[rank, 0].tensors
     dq, dk, dv = (*stay.gradients, *home) if keys_walk else (*home, *stay.gradients)
-    return dq, dk, dv, *parameters.gradients(lse, delta, tables)
+    return dq, dk, dv, *parameters.gradients(lse, delta, bias)
 
 
 def _kept(problem: RankProblem) -> dict[Key, Rows]:
@@ -122,7 +122,7 @@ def _attend(
     held: Chunk,
     visit: Visit,
     problem: RankProblem,
-    tables: tuple[Tensor, ...],
+    bias: tuple[Tensor, ...],
     state: State | None,
     out_dtype: torch.dtype | None,
 ) -> State:
@@ -132,7 +132,7 @@ def _attend(
     return problem.attend(
         q, k, v, problem.intervals(*hop, q.device), state, out_dtype,
         scales=(*more, *of_keys) or None,
-        **problem.by_position(*hop, slice(None), q.device, tables),
+        **problem.by_position(*hop, slice(None), q.device, bias),
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ def _of(heads: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 def _differentiate(
     stay: Side, visiting: Side, share: Heads, out: Tensor | None, problem: RankProblem,
-    tables: tuple[Tensor, ...], keys_walk: bool,
+    bias: tuple[Tensor, ...], keys_walk: bool,
 ) -> None:  # fmt: skip
     """Adds the gradients of some heads of two ranks' rows. ``out``: of this rank, if delta is its
     rowsum with dout."""
@@ -175,7 +175,7 @@ def _differentiate(
     ours = None
     if out is not None and queries.rank == problem.rank:
         (ours,) = _of(share.heads, *Chunk((out,), problem.own).cut(queries.rows))
-    positional = problem.by_position(*hop, share.heads, device, tables)
+    positional = problem.by_position(*hop, share.heads, device, bias)
     for start, end in problem.intervals(*hop, device):
         ringray_kernels.backward(
             dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours,

@@ -55,7 +55,8 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
             return f"{kernel}={given}: {reason}"
         case = Case(
             target.name, kernel, problem.head_dim, problem.dtype, group, given,
-            value_dim=problem.value_dim, softcap=problem.softcap, biased=problem.alibi,
+            value_dim=problem.value_dim, softcap=problem.softcap,
+            bias=(1, 2 * group) if problem.alibi else (),
             dropout_p=problem.dropout_p or 0.0,
             quantized=problem.quantize is not None and kernel == "forward",
         )  # fmt: skip

@@ -71,7 +71,6 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     dtype, device = operands.q.dtype, operands.q.device
     target, operands = target_named(architecture(device)), _launchable(operands)
     dout, out, lse, delta, dq, dk, dv = given
-    grads = operands.bias.grads if operands.bias else ()
     first, stop = _inverses(operands.start, operands.end, operands.k.shape[2])
     with contextlib.ExitStack() as stack:
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
@@ -84,8 +83,8 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
         launches.append(dq_launch(operands, given, target, dtype))
         for launch in launches:
             run(launch, device)
-    for grad, tables in zip(grads, launches[-1].tables, strict=True):
-        grad += tables.sum((0, 2))
+    if operands.bias is not None and launches[-1].sums is not None:
+        operands.bias.collect(launches[-1].sums)
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ _PROGRAM_LIMIT = 1 << 31
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch: ``kernel[grid](*arguments, **options)``. The grid is blocks of rows, heads
-    (or blocks of them), batch. ``tables``: gradients of biases by program, (B, Hq, blocks, ...).
+    (or blocks of them), batch. ``sums``: of gradients of the bias, see ``Bias.sums``.
 
     Raises:
         ValueError: more heads, a larger batch or more programs than a grid holds.
@@ -40,7 +40,7 @@ class Launch:
     grid: tuple[int, int, int]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
-    tables: tuple[Tensor, ...] = ()
+    sums: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name, size in zip(("heads", "batch"), self.grid[1:], strict=True):
@@ -129,18 +129,6 @@ def inside_cap(operands: Operands) -> float:
     if operands.softcap is None:
         return 1.0
     return min(max(operands.scale / operands.softcap, -LARGEST_SCALE), LARGEST_SCALE)
-
-
-def biases(operands: Operands, *, keys_walk: bool) -> tuple[Any, int | None, Tensor | None]:
-    """Returns the arguments ``bias`` and ``reach``, see ``tiles.bias_of``, with the positions of
-    the rows that stay, and the positions of those that walk past them."""
-    if operands.bias is None:
-        return None, None, None
-    queries, keys, values, _ = operands.bias
-    reach = operands.bias.reach
-    stay, walk = (queries, keys) if keys_walk else (keys, queries)
-    stride = values.stride(1) if reach is not None else values.stride(0) if len(values) > 1 else 0
-    return (values, stride, stay), reach, walk
 
 
 def bounds_of(x: Tensor) -> tuple[Tensor, int]:

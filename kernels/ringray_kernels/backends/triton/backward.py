@@ -24,7 +24,7 @@ from ringray_kernels.backends.triton import tiles
 @triton.jit
 def _dkv_step(
     dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, low, high, first, last, tile,
-    batch, head, rows_at, at, drop, scale, log2_scale, cap, bias, reach,
+    batch, head, rows_at, at, drop, scale, log2_scale, cap, bias,
     stride_qs, stride_qd, stride_os, stride_od,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -66,9 +66,7 @@ def _dkv_step(
         s = tiles.tanh(s * cap)
     scores = s * log2_scale
     if bias is not None:
-        scores, _ = tiles.biased(
-            s, log2_scale, *bias, reach, begin + columns, present, False, MASKED
-        )
+        scores, _ = tiles.biased(s, log2_scale, bias, begin + columns, present, False, MASKED)
     p = tl.exp2(scores - (row_lse * tiles.LOG2_E)[None, :])
     if MASKED:
         rows = (begin + columns)[None, :]
@@ -104,7 +102,7 @@ def _dkv_step(
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group", *tiles.DROPS])
 def dkv_kernel(
     dout, q, k, v, lse, delta, start, end, dk, dv,
-    scale, log2_scale, cap, bias, reach, query_positions,
+    scale, log2_scale, cap, bias,
     stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
@@ -168,14 +166,13 @@ def dkv_kernel(
             o_head = dout + (batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh)
         away = bias
         if bias is not None:
-            values, at = tiles.bias_of(bias, reach, batch, head, key)
-            away = (values, at, query_positions)
+            away = tiles.bias_of(bias, batch, head, key)
         for index in range(count - whole):
             tile = tiles.edge_tile(index, leading, whole)
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 low, high, first, last, tile, batch, head, rows_at, at, drop,
-                scale, log2_scale, cap, away, reach,
+                scale, log2_scale, cap, away,
                 stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                 EMULATE_BF16, SOFTCAP, DK, DV, DP_FIRST, True,
@@ -184,7 +181,7 @@ def dkv_kernel(
             dk0, dk1, dv0, dv1 = _dkv_step(
                 dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
                 low, high, first, last, tile, batch, head, rows_at, at, drop,
-                scale, log2_scale, cap, away, reach,
+                scale, log2_scale, cap, away,
                 stride_qs, stride_qd, stride_os, stride_od,
                 HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
                 EMULATE_BF16, SOFTCAP, DK, DV, DP_FIRST, False,

@@ -10,7 +10,7 @@ from ringray_kernels.backends.triton import tiles
 def _dq_step(
     dq0, dq1, q0, q1, do0, do1, k, v, lse, delta, low, high, first, last, gaps, start, end,
     rows, tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
-    reach, tables, stride_kn, stride_kd, stride_vn, stride_vd,
+    sums, stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
@@ -43,9 +43,7 @@ def _dq_step(
         s = tiles.tanh(s * cap)
     scores = s * scale
     if bias is not None:
-        scores, places = tiles.biased(
-            s, scale, *bias, reach, begin + columns, present, True, MASKED
-        )
+        scores, places = tiles.biased(s, scale, bias, begin + columns, present, True, MASKED)
     dp = tiles.product(do0, v0, do1, v1, V1, PRECISION)
     if drop is not None:
         key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
@@ -53,9 +51,10 @@ def _dq_step(
         dp = tl.where(stays, dp * drop[4], 0.0)
     p = tl.exp2(scores - lse[:, None])
     ds = p * (dp - delta[:, None])
-    if tables is not None:
+    if sums is not None:
         keys = (begin + columns)[None, :]
-        tiles.add_by_place(tables, ds, places, (keys >= first[:, None]) & (keys < last[:, None]))
+        seen = (keys >= first[:, None]) & (keys < last[:, None])
+        tiles.add_to_bias(sums, bias, ds, places, seen)
     if SOFTCAP:
         ds = ds * (1.0 - s * s)
     if MASKED:
@@ -70,8 +69,8 @@ def _dq_step(
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *tiles.DROPS])
 def dq_kernel(
-    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias, reach,
-    key_positions, tables, stride_ob, stride_oh, stride_os, stride_od,
+    dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias,
+    sums, stride_ob, stride_oh, stride_os, stride_od,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd,
@@ -86,7 +85,7 @@ def dq_kernel(
     """Program (block, head block, batch entry) adds to ``dq`` of one block; see forward_kernel.
 
     ``lse``, ``delta`` and ``dq`` are contiguous; ``log2_scale`` is ``scale`` times log2(e).
-    ``tables``: None, or zeros to which each program adds the gradient of its own table; PACK is 1.
+    ``sums``: None, or what gradients of the bias are added to; PACK is 1.
     """
     ROWS: tl.constexpr = BLOCK_M // PACK
     block = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -124,22 +123,21 @@ def dq_kernel(
     q0, q1 = tiles.load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
     do0, do1 = tiles.load_parts(dout, o_rows, inside, 1, stride_od, V0, V1, VALUE_DIM, True)
     if bias is not None:
-        values, at = tiles.bias_of(bias, reach, batch, head, row)
-        bias = (values[:, None], at, key_positions)
-    if tables is not None:
-        of_program = (batch * heads + first_head).to(tl.int64) * tl.num_programs(0) + block
-        tables += of_program * (2 * reach + 1)
+        if sums is not None:
+            sums = tiles.sums_of(sums, bias, block, batch, first_head)
+        bias = tiles.bias_of(bias, batch, head[:, None], row)
+    if sums is not None:
         last = tl.where(inside, last, first)  # of rows beyond the end nothing is added
-    sums = (batch.to(tl.int64) * heads + head) * query_rows + row
-    row_lse = tl.load(lse + sums) * tiles.LOG2_E
-    row_delta = tl.load(delta + sums)
+    of_rows = (batch.to(tl.int64) * heads + head) * query_rows + row
+    row_lse = tl.load(lse + of_rows) * tiles.LOG2_E
+    row_delta = tl.load(delta + of_rows)
     dq0, dq1 = tiles.zero_parts(BLOCK_M, D0, D1)
     for index in range(count - whole):
         tile = tiles.edge_tile(index, leading, whole)
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, reach, tables,
+            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, sums,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
         )  # fmt: skip
@@ -147,7 +145,7 @@ def dq_kernel(
         dq0, dq1 = _dq_step(
             dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, reach, tables,
+            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, sums,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
         )  # fmt: skip
@@ -155,7 +153,7 @@ def dq_kernel(
     # Rows beyond the end repeat the last one and are not stored, nor are rows without keys, whose
     # inputs may hold NaN: NaN reaches only the dq of its own row.
     inside = inside & (first < last)
-    base = sums * HEAD_DIM
+    base = of_rows * HEAD_DIM
     sum0, sum1 = tiles.load_parts(dq, base, inside, 1, 1, D0, D1, HEAD_DIM, True)
     dq0, dq1 = dq0 * scale + sum0, dq1 * scale + sum1
     tiles.store_parts(dq, base, inside, dq0, dq1, D0, D1, HEAD_DIM)

@@ -17,7 +17,7 @@ LIFT = tl.constexpr(8.0)
 @triton.jit
 def _step(
     acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps, start, end, rows,
-    tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, reach, fp8,
+    tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, fp8,
     stride_kn, stride_kd, stride_vn, stride_vd,
     HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
     VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -55,7 +55,7 @@ def _step(
     if SOFTCAP:
         s = tiles.tanh(s * cap)
     if bias is not None:
-        s, _ = tiles.biased(s, scale, *bias, reach, begin + columns, present, True, MASKED)
+        s, _ = tiles.biased(s, scale, bias, begin + columns, present, True, MASKED)
         scale = 1.0
     if fp8 is not None:
         s = s * scale + tiles.log2_of_power(value_scale)[None, :]
@@ -110,8 +110,7 @@ def _step(
 
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", "key_rows", *tiles.DROPS])
 def forward_kernel(
-    q, k, v, start, end, out, lse, state_out, state_lse, scale, cap, bias, reach,
-    key_positions,
+    q, k, v, start, end, out, lse, state_out, state_lse, scale, cap, bias,
     stride_qb, stride_qh, stride_qs, stride_qd,
     stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd,
@@ -129,8 +128,7 @@ def forward_kernel(
 
     A block is BLOCK_M / PACK query rows of PACK heads that share a key/value head. ``out``, ``lse``
     and the state are contiguous; ``scale`` is positive and holds log2(e); NEGATE flips its sign.
-    With SOFTCAP a score is ``scale`` times tanh(``cap`` q·k). ``bias``,
-    ``reach``: None, or see ``bias_of``.
+    With SOFTCAP a score is ``scale`` times tanh(``cap`` q·k). ``bias``: None, or see ``bias_of``.
     With DESCRIPTORS ``k`` and ``v`` are tensor descriptors of (1, 1, BLOCK_N, D0) and (1, 1,
     BLOCK_N, V0) blocks. Dropout, by the global positions ``rows_at`` and ``keys_at``, is
     ``tiles.staying``.
@@ -176,8 +174,7 @@ def forward_kernel(
     q_rows += row.to(tl.int64) * stride_qs
     q0, q1 = tiles.load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
     if bias is not None:
-        values, at = tiles.bias_of(bias, reach, batch, head, row)
-        bias = (values[:, None], at, key_positions)
+        bias = tiles.bias_of(bias, batch, head[:, None], row)
     acc0, acc1 = tiles.zero_parts(BLOCK_M, V0, V1)
     fp8 = None
     if query_scales is not None:
@@ -200,7 +197,7 @@ def forward_kernel(
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, reach, fp8,
+            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, fp8,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, EMULATE_FP8, True,
         )  # fmt: skip
@@ -208,7 +205,7 @@ def forward_kernel(
         acc0, acc1, top, total = _step(
             acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
             start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, reach, fp8,
+            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, fp8,
             stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
             BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, EMULATE_FP8, False,
         )  # fmt: skip

@@ -20,7 +20,6 @@ from ringray_kernels.backends.triton.arguments import (
     LEAST_SCALE,
     LOG2_E,
     Launch,
-    biases,
     bounds_of,
     configured,
     inside_cap,
@@ -127,7 +126,7 @@ def forward_launch(
 ) -> Launch:
     """Returns the launch of forward into ``result``, contiguous as the state's tensors; see
     forward_kernel."""
-    q, k, v, start, end, scale, blocks, softcap, *_ = operands
+    q, k, v, start, end, scale, blocks, softcap, bias, *_ = operands
     problem = problem_of("forward", operands, dtype, q, k, v)
     config = configured(blocks.forward, problem, target)
     if config.path == "specialised" and not INTERPRETED:
@@ -146,7 +145,8 @@ def forward_launch(
             _described(k, config.block_n) if described else k,
             describe(v, config.block_n) if described else v,
             start, end, *result, *(state or result),
-            _outside(operands) * LOG2_E, inside_cap(operands), *biases(operands, keys_walk=True),
+            _outside(operands) * LOG2_E, inside_cap(operands),
+            bias and bias.arguments(keys_walk=True),
             *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
@@ -165,12 +165,11 @@ def dq_launch(
 ) -> Launch:
     """Returns the launch that adds to ``dq``; it, ``lse`` and ``delta`` are contiguous; see
     dq_kernel."""
-    q, k, v, start, end, scale, blocks, softcap, *_ = operands
+    q, k, v, start, end, scale, blocks, softcap, bias, *_ = operands
     dout, _, lse, delta, dq, _, _ = given
     problem = problem_of("dq", operands, dtype, q, dout, k, v)
     config = configured(blocks.dq, problem, target)
-    grads = operands.bias.grads if operands.bias else ()
-    if grads:
+    if bias is not None and bias.grad is not None:
         config = replace(config, pack=1)
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
@@ -180,7 +179,7 @@ def dq_launch(
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
     grid = (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch)
-    tables = tuple(grad.new_zeros((batch, heads, grid[0], grad.shape[1])) for grad in grads)
+    sums = None if bias is None else bias.sums(batch, grid[0])
     return Launch(
         dq_kernel,
         grid,
@@ -189,12 +188,12 @@ def dq_launch(
             _described(k, config.block_n) if described else k,
             _described(v, config.block_n) if described else v,
             lse, delta, start, end, dq, float(scale), (softcap or scale) * LOG2_E,
-            inside_cap(operands), *biases(operands, keys_walk=True), *(tables or (None,)),
+            inside_cap(operands), bias and bias.arguments(keys_walk=True), sums,
             *dout.stride(), *q.stride(), *k.stride(), *v.stride(),
             stride_bounds, rows, problem.group,
         ),
         _options(config, operands, target, dtype),
-        tables,
+        sums,
     )  # fmt: skip
 
 
@@ -208,7 +207,7 @@ def dkv_launches(
 ) -> list[Launch]:
     """Returns the launches that add to ``dk`` and ``dv``, of contiguous rows; ``first``, ``stop``
     (B or 1, Sk) are the query rows that see each key row; see dkv_kernel."""
-    q, k, v, _, _, scale, blocks, softcap, *_ = operands
+    q, k, v, _, _, scale, blocks, softcap, bias, *_ = operands
     dout, _, lse, delta, _, dk, dv = given
     problem = problem_of("dkv", operands, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
@@ -232,7 +231,7 @@ def dkv_launches(
                 _described(q, config.block_m) if described else q,
                 k, v, lse, delta, first, stop, dk, dv,
                 float(scale), (softcap or scale) * LOG2_E, inside_cap(operands),
-                *biases(operands, keys_walk=False),
+                bias and bias.arguments(keys_walk=False),
                 *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
                 *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
             ),

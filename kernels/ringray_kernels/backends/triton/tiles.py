@@ -199,40 +199,46 @@ def tanh(x):
 
 
 @triton.jit
-def bias_of(bias, reach, batch, head, rows):
-    """Returns the slope of each ``head``, in units of log2, or a pointer to its table, and the
-    positions of ``rows``, of a ``bias`` (slopes or tables, their stride between batch entries or
-    heads, positions of queries or keys). ``reach``: of tables, None for slopes; before triton 3.8 a
-    tuple that holds None cannot be compared with None."""
-    values, stride, positions = bias
-    if reach is None:
-        of_head = tl.load(values + batch * stride + head) * LOG2_E
+def bias_of(bias, batch, head, rows):
+    """Returns the slopes of ``head``, in units of log2, or pointers to its tables; the positions of
+    ``rows``, which stay, and of those that walk past them; and R of tables. ``bias``: values, their
+    strides between batch entries and heads, both positions, sizes of the values of a head."""
+    values = bias[0] + (batch * bias[1] + head * bias[2])
+    at = tl.load(bias[3] + rows)
+    if len(bias) == 5:
+        return tl.load(values) * LOG2_E, at, bias[4]
     else:
-        of_head = values + head * stride
-    return of_head, tl.load(positions + rows)
+        return values, at, bias[4], bias[5] // 2
 
 
 @triton.jit
-def biased(s, scale, values, at, positions, reach, columns, present, FORWARD: tl.constexpr,
-           MASKED: tl.constexpr):  # fmt: skip
-    """Returns ``scale`` times scores ``s`` (rows, columns) with the bias of their distances, for
-    rows at ``at`` and ``columns`` of ``positions``; and the places of tables that it is from.
-    FORWARD: columns are keys."""
+def biased(s, scale, bias, columns, present, FORWARD: tl.constexpr, MASKED: tl.constexpr):
+    """Returns ``scale`` times scores ``s`` (rows, columns) with the ``bias`` from ``bias_of``, and
+    the places of tables that it is from. FORWARD: columns are keys."""
     if MASKED:
-        across = tl.load(positions + columns, mask=present, other=0)
+        across = tl.load(bias[2] + columns, mask=present, other=0)
     else:
-        across = tl.load(positions + columns)
+        across = tl.load(bias[2] + columns)
+    at = bias[1]
     places = across[None, :] - at[:, None] if FORWARD else at[:, None] - across[None, :]
-    if reach is None:
-        term = values * -tl.abs(places).to(tl.float32)
+    if len(bias) == 3:
+        term = bias[0] * -tl.abs(places).to(tl.float32)
     else:
-        places = tl.minimum(tl.maximum(places, -reach), reach) + reach
-        term = tl.load(values + places) * LOG2_E
+        places = tl.minimum(tl.maximum(places, -bias[3]), bias[3]) + bias[3]
+        term = tl.load(bias[0] + places) * LOG2_E
     return s * scale + term, places
 
 
 @triton.jit
-def add_by_place(sums, ds, places, seen):
+def sums_of(sums, bias, block, batch, head):
+    """Returns the part of ``sums`` that gradients of this block of rows of one head are added to;
+    see ``Bias.sums`` and, for ``bias``, ``bias_of``."""
+    program = (batch * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(0) + block
+    return sums + program * bias[5]
+
+
+@triton.jit
+def add_to_bias(sums, bias, ds, places, seen):
     """Adds ``ds`` to the table ``sums`` of this program alone, where ``seen``, place by
     place, in this order."""
     ds = tl.where(seen, ds, 0.0)
