@@ -1,4 +1,4 @@
-"""Biases of scores: functions of the global positions of a query and a key.
+"""Biases of scores: functions of the global positions of a query and a key, or values of pairs.
 
 Distances are integers, so neither sharding nor rounding changes a bias.
 """
@@ -19,8 +19,10 @@ class Bias(NamedTuple):
 
     ``values``, fp32: slopes (B or 1, Hq), of which head h adds -slope_h * |i - j| to the score of
     positions i and j (ALiBi, Press et al., 2022); or tables (1, Hq, 2 R + 1), of which it adds
-    table_h[clamp(j - i, -R, R) + R]. ``grad``: for tables in backward fp32 like values, to be added
-    to. ``entries``: batch entry and heads of each entry of scores, if they are some of all.
+    table_h[clamp(j - i, -R, R) + R]; or pairs (B or 1, Hq or 1, rows, S), of any dtype, of which it
+    adds element [i, j] for row i (``queries`` are numbers of rows) and position j. ``grad``: for
+    tables and pairs in backward fp32 like values, to be added to; for pairs with their strides.
+    ``entries``: batch entry and heads of each entry of scores, if they are some of all.
     """
 
     queries: Tensor
@@ -35,6 +37,10 @@ class Bias(NamedTuple):
         grad: Tensor | None = None,
     ) -> Bias:  # fmt: skip
         """Returns the bias of some heads of the ``rows`` of a rank at ``positions``."""
+        if values.dim() == 4:
+            positions = torch.arange(values.shape[2], dtype=torch.int32, device=keys.device)
+        if values.shape[1] == 1:
+            return cls(positions[rows], keys, values, grad)
         of_heads = None if grad is None else grad[:, heads]
         return cls(positions[rows], keys, values[:, heads], of_heads)
 
@@ -42,11 +48,15 @@ class Bias(NamedTuple):
         """Raises ValueError unless it is one of scores of ``q`` and ``k``."""
         entries = len(self.values) if len(self.values) in (1, len(q)) else 1
         shape: tuple[int, ...] = (entries, q.shape[1])
-        if self.values.dim() > 2:
-            shape = (1, q.shape[1], self.values.shape[2] // 2 * 2 + 1)
+        dtype, sizes = torch.float32, self.values.shape
+        if len(sizes) == 3:
+            shape = (1, q.shape[1], sizes[2] // 2 * 2 + 1)
+        elif len(sizes) == 4:
+            dtype = self.values.dtype
+            shape = (entries, sizes[1] if sizes[1] == 1 else q.shape[1], *sizes[2:])
         expect("bias.queries", self.queries, q.shape[2:3], torch.int32, q.device)
         expect("bias.keys", self.keys, k.shape[2:3], torch.int32, q.device)
-        expect("bias.values", self.values, shape, torch.float32, q.device)
+        expect("bias.values", self.values, shape, dtype, q.device)
         if self.grad is not None:
             expect("bias.grad", self.grad, shape, torch.float32, q.device)
 
@@ -58,9 +68,11 @@ class Bias(NamedTuple):
 
     def _of(self, x: Tensor, entry: int, heads: slice) -> Tensor:
         """Returns the part of values or gradients of a batch entry and some heads."""
-        return x[entry % len(x), heads]
+        return x[entry % len(x), heads if x.shape[1] > 1 else slice(None)]
 
     def _terms(self, values: Tensor) -> Tensor:
+        if self.values.dim() == 4:
+            return values[..., self.queries.unsqueeze(-1), self.keys].float()
         distances = self.keys - self.queries.unsqueeze(-1)
         if self.values.dim() == 2:
             return -values[..., None, None] * distances.abs()
@@ -69,8 +81,16 @@ class Bias(NamedTuple):
 
     def add(self, gradients: Tensor) -> None:
         """Adds the ``gradients`` of scores, fp32 (B, Hq, Sq, Sk), 0 where a key is hidden, to
-        those of tables: sums over runs of keys, as distances grow along a row."""
+        those of tables: sums over runs of keys, as distances grow along a row; or of pairs."""
         if self.grad is None:
+            return
+        every = self.entries or [(entry, slice(None)) for entry in range(len(gradients))]
+        if self.grad.dim() == 4:
+            places = (self.queries.long().unsqueeze(-1) * self.grad.shape[3] + self.keys).flatten()
+            for entry, part in zip(every, gradients, strict=True):
+                into = self._of(self.grad, *entry)
+                added = part.sum_to_size(len(into), *part.shape[1:]).flatten(1)
+                into.view(len(into), -1).scatter_add_(1, places.expand_as(added), added)
             return
         reach = self.values.shape[2] // 2
         steps = torch.arange(1 - reach, reach + 1, dtype=torch.int32, device=self.keys.device)
@@ -78,7 +98,6 @@ class Bias(NamedTuple):
         edges = pad(pad(first, (1, 0)), (0, 1), value=len(self.keys))
         sums = pad(gradients.cumsum(-1), (1, 0))
         by_place = sums.gather(-1, edges.expand(*sums.shape[:2], -1, -1)).diff(dim=-1).sum(-2)
-        every = self.entries or [(entry, slice(None)) for entry in range(len(gradients))]
         for entry, part in zip(every, by_place, strict=True):
             self._of(self.grad, *entry).add_(part)
 
@@ -100,15 +119,25 @@ class Bias(NamedTuple):
         stay, walk = (self.queries, self.keys) if keys_walk else (self.keys, self.queries)
         sizes, strides = self.values.shape, self.values.stride()
         of_entry, of_head = (strides[i] if sizes[i] > 1 else 0 for i in range(2))
-        return self.values, of_entry, of_head, stay, walk, *sizes[2:]
+        rest: tuple[int, ...] = sizes[2:]
+        if len(rest) == 2:  # strides of rows that stay and of those that walk
+            rest = (sizes[3], 1) if keys_walk else (1, sizes[3])
+        return self.values, of_entry, of_head, stay, walk, *rest
 
     def sums(self, batch: int, blocks: int) -> Tensor | None:
-        """Returns what Triton's kernels add gradients to, (batch, Hq, blocks, ...) by program."""
-        if self.grad is None:
-            return None
+        """Returns what Triton's kernels add gradients to, for tables (batch, Hq, blocks, ...) by
+        program; those of pairs themselves, see ``shared``."""
+        if self.grad is None or self.grad.dim() == 4:
+            return self.grad
         return self.grad.new_zeros((batch, self.grad.shape[1], blocks, self.grad.shape[2]))
 
     def collect(self, sums: Tensor) -> None:
         """Adds ``sums`` to the gradient."""
-        assert self.grad is not None
-        self.grad.add_(sums.sum((0, 2)))
+        if self.grad is not None and self.grad is not sums:
+            self.grad.add_(sums.sum((0, 2)))
+
+    def shared(self, q: Tensor) -> tuple[bool, bool]:
+        """Returns whether batch entries, and heads, of ``q`` add to the same gradients of pairs."""
+        if self.grad is None or self.grad.dim() < 4:
+            return False, False
+        return len(self.grad) < len(q), self.grad.shape[1] < q.shape[1]

@@ -62,6 +62,7 @@ def ring_attention(
     sinks: Tensor | None = None,
     alibi_slopes: Tensor | Sequence[float] | Sequence[Sequence[float]] | None = None,
     distance_bias: Tensor | None = None,
+    attn_bias: Tensor | None = None,
     transport: str = transports.DEFAULT,
     backward: str = "auto",
     backend: str = "auto",
@@ -131,6 +132,11 @@ def ring_attention(
             which head h adds entry ``[h, clamp(j - i, -R, R) + R]`` to the score of a query at i
             and a key at j, after the softcap; None is none. Not with alibi_slopes. Its gradient is
             a share on each rank, as that of sinks.
+        attn_bias: (B or 1, Hq or 1, S, N * S), fp32 or q's dtype: what is added, after the softcap,
+            to the score of each of this rank's rows, in the order of its shard, and each global
+            position, padding included; None is none. Its gradient has its shape and is this rank's
+            own. Values of hidden pairs change nothing. Not with another bias, the transports
+            ulysses, hybrid and auto, or backward ``query-side``.
         transport: way in which K/V reach the other ranks, a name of
             ``ringray.transport.TRANSPORTS``, or one with its parameter: ``hybrid:2``,
             ``double-ring:4``, ``allgather:2``; or ``auto``, the tuned choice (else ring).
@@ -176,7 +182,8 @@ def ring_attention(
         }
     )
     seed = plain(dropout_seed)
-    tensors = TensorArguments(boundaries(cu_seqlens), sinks, numbers(alibi_slopes), distance_bias)
+    slopes = numbers(alibi_slopes)
+    tensors = TensorArguments(boundaries(cu_seqlens), sinks, slopes, distance_bias, attn_bias)
     needs_grad = torch.is_grad_enabled() and any(
         getattr(x, "requires_grad", False) for x in (q, k, v, *tensors.parameters)
     )

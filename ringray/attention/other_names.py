@@ -39,7 +39,6 @@ _OTHER_NAMES = {
     "max_seqlen_k": "nothing: leave it out",
     "s_aux": "sinks", "learnable_sink": "sinks", "attn_sink": "sinks",
     "logits_soft_cap": "softcap", "logit_softcapping": "softcap",
-    "attn_bias": "alibi_slopes or distance_bias: a bias is a function of distances",
     "position_bias": "distance_bias: a table of distances, from which T5's buckets are indexed",
     "heads_k_stride": "transport (allgather:N for N heads at once)",
     # Of functions without them.

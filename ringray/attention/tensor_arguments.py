@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ringray import transport as transports
 from ringray.attention.call import InputSizes, Slopes
 from ringray.base.units import plain
 from ringray_kernels.checks import TensorKind, not_plain
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import sink_gradients
 
-BIASES = ("alibi_slopes", "distance_bias")  # arguments, of which a call has one at most
+BIASES = (
+    "alibi_slopes",
+    "distance_bias",
+    "attn_bias",
+)  # arguments, of which a call has one at most
 MOST_SLOPE = 1e12  # in size: its product with any distance stays far from the end of fp32
 MOST_POSITIONS = 1 << 31  # of one sequence: kernels take 32 bits for a position
 _EXPECTED = (
@@ -33,6 +38,7 @@ class TensorArguments(NamedTuple):
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
     distance_bias: Tensor | None = None
+    attn_bias: Tensor | None = None
 
     @property
     def parameters(self) -> ScoreParameters:
@@ -47,6 +53,7 @@ class TensorArguments(NamedTuple):
         check_sinks(self.sinks, sizes)
         check_table(self.distance_bias, sizes)
         check_slopes(slopes, sizes.batch, sizes.heads, sizes.rows * ranks)
+        check_pairs(self.attn_bias, sizes, settings, ranks)
         names = [name for name in BIASES if getattr(self, name) is not None]
         if len(names) > 1:
             raise ValueError(f"{names[1]}: got {names[0]} too, expected one bias of scores")
@@ -56,23 +63,31 @@ class TensorArguments(NamedTuple):
         bias: tuple[str, Any] | None = None if slopes is None else ("alibi_slopes", slopes)
         if self.distance_bias is not None:
             bias = "distance_bias", self.distance_bias.shape[1]
+        if self.attn_bias is not None:
+            bias = "attn_bias", tuple(self.attn_bias.shape)
         return {"sinks": self.sinks is not None, "bias": bias}
 
 
 class ScoreParameters(NamedTuple):
     """Learned parameters of scores, on every rank: sinks (Hq,), and a table of biases by distance
-    (Hq, 2 R + 1)."""
+    (Hq, 2 R + 1); and biases of this rank's rows (B or 1, Hq or 1, S, N * S)."""
 
     sinks: Tensor | None = None
     distance_bias: Tensor | None = None
+    attn_bias: Tensor | None = None
 
     def bias(self, *, with_gradient: bool = False) -> tuple[Tensor, ...]:
         """Returns ``Bias.values`` of all rows and heads, and zeros for their gradient; nothing
         without a learned bias."""
-        if self.distance_bias is None:
+        if self.attn_bias is not None:
+            values = self.attn_bias.contiguous()
+        elif self.distance_bias is not None:
+            values = self.distance_bias.float().contiguous().unsqueeze(0)
+        else:
             return ()
-        values = self.distance_bias.float().contiguous().unsqueeze(0)
-        return (values, torch.zeros_like(values)) if with_gradient else (values,)
+        if not with_gradient:
+            return (values,)
+        return values, torch.zeros_like(values, dtype=torch.float32)
 
     def share(self, parts: int, place: int) -> ScoreParameters:
         """Returns the values of one of some equal parts of the heads."""
@@ -82,7 +97,7 @@ class ScoreParameters(NamedTuple):
         """Returns this rank's shares, fp32, of the gradients of what there is. ``bias``: with
         gradient."""
         sinks = [] if self.sinks is None else [sink_gradients(self.sinks, lse, delta)]
-        return [*sinks, *(x.squeeze(0) for x in bias[1:])]
+        return [*sinks, *(x.squeeze(0) if x.dim() == 3 else x for x in bias[1:])]
 
 
 def _check(name: str, x: Any, q: TensorKind, expected: str, fits: Callable[[Tensor], bool]) -> None:
@@ -118,6 +133,38 @@ def check_table(table: Tensor | None, q: TensorKind) -> None:
         "distance_bias", table, q, expected,
         lambda x: x.dim() == 2 and len(x) == q.shape[1] and x.shape[1] % 2 == 1,
     )  # fmt: skip
+
+
+def check_pairs(
+    bias: Tensor | None, sizes: InputSizes, settings: Mapping[str, Any], ranks: int
+) -> None:
+    """Raises ValueError unless ``bias`` is None or one of the pairs of this rank's rows and all
+    positions, and rows stay where they are."""
+    if bias is None:
+        return
+    batch, heads, rows = sizes.shape[:3]
+    expected = (
+        f"expected None or a tensor ({_or_1(batch)}, {_or_1(heads)}, {rows}, {rows * ranks}) of "
+        f"float32 or q's {sizes.dtype}, {sizes.device}: a bias for each of this rank's rows and "
+        "each global position, padding included"
+    )
+    shapes = {(b, h, rows, rows * ranks) for b in (1, batch) for h in (1, heads)}
+    _check("attn_bias", bias, sizes, expected, lambda x: tuple(x.shape) in shapes)
+    name = settings["transport"]
+    if name == "auto" or transports.plan(name, ranks, heads, sizes.kv_heads).fold > 1:
+        raise ValueError(
+            f"attn_bias: got transport {name!r}, with which heads may change ranks, expected one "
+            "with which they stay: ring, bidirectional, allgather, double-ring or staged"
+        )
+    if settings["backward"] == "query-side":
+        raise ValueError(
+            "attn_bias: got backward 'query-side', with which queries travel, expected auto, "
+            "planned or reverse: a rank has the biases of its own rows"
+        )
+
+
+def _or_1(size: int) -> str:
+    return "1" if size == 1 else f"{size} or 1"
 
 
 def check_values(tensors: TensorArguments) -> None:

@@ -15,6 +15,7 @@ import ringray
 from ringray_kernels import testing
 from ringray_kernels.api import Features, load_backend
 from ringray_kernels.backends import BACKENDS
+from tests.support import pair_checks
 from tests.support.backend_problems import DROPOUT_SEED, Problem, Result, check
 
 ON_GPU = [
@@ -67,6 +68,18 @@ def test_scores(device: str, backend: str, name: str) -> None:
         grads = torch.autograd.grad(out, list(found.values()), dout)
         cpu = {at: grad.cpu() for at, grad in zip(found, grads, strict=True)}
         check(problem, Result(out.detach().cpu(), lse.detach().cpu(), cpu), f"{backend}, {name}")
+
+
+@pytest.mark.parametrize("shape", pair_checks.SHAPES)
+@pytest.mark.parametrize(("device", "backend"), PLACES)
+def test_pairs(device: str, backend: str, shape: tuple[int, int]) -> None:
+    inputs, bias = pair_checks.problem(150), pair_checks.make_bias(shape, 150)
+    q, *others = (x.to(device) for x in inputs)
+    if reason := load_backend(backend).unsupported(q, Features(8, biased=True)):
+        pytest.skip(reason)
+    got = pair_checks.run([q, *others], bias.to(device), backend=backend, partition="contiguous")
+    want = pair_checks.truth(inputs, bias, pair_checks.seen_by(150))
+    pair_checks.close({name: x.cpu() for name, x in got.items()}, want, (backend, shape))
 
 
 @pytest.mark.parametrize(("device", "backend"), PLACES)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -79,12 +80,45 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
         given = BackwardOperands(
             _readable(dout), out, lse.contiguous(), delta.contiguous(), dq, dk, dv
         )
-        launches = dkv_launches(operands, given, first, stop, target, dtype)
-        launches.append(dq_launch(operands, given, target, dtype))
-        for launch in launches:
+        for launch in dkv_launches(operands, given, first, stop, target, dtype):
             run(launch, device)
-    if operands.bias is not None and launches[-1].sums is not None:
-        operands.bias.collect(launches[-1].sums)
+        for some, of_some in _turns(operands, given):
+            with _added_in_place(of_some.dq, of_some.dq.is_contiguous()) as own:
+                launch = dq_launch(some, of_some._replace(dq=own), target, dtype)
+                run(launch, device)
+            if some.bias is not None and launch.sums is not None:
+                some.bias.collect(launch.sums)
+
+
+def _turns(
+    operands: Operands, given: BackwardOperands
+) -> Iterator[tuple[Operands, BackwardOperands]]:
+    """Yields the parts of a pass in which no two programs add to one gradient of a bias: those of
+    each batch entry, by intervals that are empty in the others, or head, or all at once."""
+    q, k, v, start, end, _, blocks, _, bias, dropout, *_ = operands
+    by_entry, by_head = bias.shared(q) if bias is not None else (False, False)
+    for entry in range(len(q)) if by_entry else (None,):
+        some = operands
+        if entry is not None:
+            lows, ends = (x.expand(len(q), -1) for x in (start, end))
+            seen = lows.clone()
+            seen[entry] = ends[entry]
+            some = operands._replace(start=lows, end=seen)
+        if not by_head:
+            yield some, given
+            continue
+        blocks = replace(blocks, dq=blocks.dq and replace(blocks.dq, pack=1))
+        for head in range(q.shape[1]):
+            own, kv_head = slice(head, head + 1), head * k.shape[1] // q.shape[1]
+            keys, values = (x[:, kv_head : kv_head + 1] for x in (k, v))
+            dout, lse, delta, dq = (
+                x[:, own] for x in (given.dout, given.lse, given.delta, given.dq)
+            )
+            drop = dropout and dropout._replace(head=dropout.head + head)
+            yield (
+                some._replace(q=q[:, own], k=keys, v=values, blocks=blocks, dropout=drop),
+                given._replace(dout=dout, lse=lse.contiguous(), delta=delta.contiguous(), dq=dq),
+            )
 
 
 def delta(dout: Tensor, out: Tensor, lse: Tensor) -> Tensor:

@@ -200,21 +200,25 @@ def tanh(x):
 
 @triton.jit
 def bias_of(bias, batch, head, rows):
-    """Returns the slopes of ``head``, in units of log2, or pointers to its tables; the positions of
-    ``rows``, which stay, and of those that walk past them; and R of tables. ``bias``: values, their
-    strides between batch entries and heads, both positions, sizes of the values of a head."""
-    values = bias[0] + (batch * bias[1] + head * bias[2])
+    """Returns the slopes of ``head``, in units of log2, or pointers to its tables or pairs; the
+    positions of ``rows``, which stay, and of those that walk past them; R of tables, or of pairs
+    where rows begin and the stride of those that walk. ``bias``: values, their strides between
+    batch entries and heads, both positions, size of tables or strides of both in pairs."""
+    values = bias[0] + (batch.to(tl.int64) * bias[1] + head.to(tl.int64) * bias[2])
     at = tl.load(bias[3] + rows)
     if len(bias) == 5:
         return tl.load(values) * LOG2_E, at, bias[4]
-    else:
+    elif len(bias) == 6:
         return values, at, bias[4], bias[5] // 2
+    else:
+        begin = at.to(tl.int64)[:, None] * bias[5]
+        return values + begin, at, bias[4], begin, bias[6]
 
 
 @triton.jit
 def biased(s, scale, bias, columns, present, FORWARD: tl.constexpr, MASKED: tl.constexpr):
     """Returns ``scale`` times scores ``s`` (rows, columns) with the ``bias`` from ``bias_of``, and
-    the places of tables that it is from. FORWARD: columns are keys."""
+    the places of tables that it is from, or those in rows of pairs. FORWARD: columns are keys."""
     if MASKED:
         across = tl.load(bias[2] + columns, mask=present, other=0)
     else:
@@ -223,6 +227,9 @@ def biased(s, scale, bias, columns, present, FORWARD: tl.constexpr, MASKED: tl.c
     places = across[None, :] - at[:, None] if FORWARD else at[:, None] - across[None, :]
     if len(bias) == 3:
         term = bias[0] * -tl.abs(places).to(tl.float32)
+    elif len(bias) == 5:
+        places = across.to(tl.int64)[None, :] * bias[4]
+        term = tl.load(bias[0] + places).to(tl.float32) * LOG2_E
     else:
         places = tl.minimum(tl.maximum(places, -bias[3]), bias[3]) + bias[3]
         term = tl.load(bias[0] + places) * LOG2_E
@@ -233,19 +240,26 @@ def biased(s, scale, bias, columns, present, FORWARD: tl.constexpr, MASKED: tl.c
 def sums_of(sums, bias, block, batch, head):
     """Returns the part of ``sums`` that gradients of this block of rows of one head are added to;
     see ``Bias.sums`` and, for ``bias``, ``bias_of``."""
-    program = (batch * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(0) + block
-    return sums + program * bias[5]
+    if len(bias) == 7:
+        return sums + (batch.to(tl.int64) * bias[1] + head.to(tl.int64) * bias[2])
+    else:
+        program = (batch * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(0) + block
+        return sums + program * bias[5]
 
 
 @triton.jit
 def add_to_bias(sums, bias, ds, places, seen):
-    """Adds ``ds`` to the table ``sums`` of this program alone, where ``seen``, place by
-    place, in this order."""
-    ds = tl.where(seen, ds, 0.0)
-    tl.debug_barrier()
-    for place in range(tl.min(places), tl.max(places) + 1):
-        part = tl.sum(tl.where(places == place, ds, 0.0))
-        tl.store(sums + place, tl.load(sums + place) + part)
+    """Adds ``ds``, where ``seen``, to pairs, each of which one program of a launch has; or to the
+    table ``sums`` of this program alone, place by place, in this order."""
+    if len(bias) == 5:
+        pairs = sums + bias[3] + places
+        tl.store(pairs, tl.load(pairs, mask=seen, other=0.0) + ds, mask=seen)
+    else:
+        ds = tl.where(seen, ds, 0.0)
+        tl.debug_barrier()
+        for place in range(tl.min(places), tl.max(places) + 1):
+            part = tl.sum(tl.where(places == place, ds, 0.0))
+            tl.store(sums + place, tl.load(sums + place) + part)
 
 
 @triton.jit

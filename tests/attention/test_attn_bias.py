@@ -1,0 +1,81 @@
+"""Biases of pairs of this rank's rows and all keys, with their gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ringray
+from ringray_kernels.backends import composed
+from tests.support import pair_checks as checks
+from tests.support.backend_problems import interpreted
+from tests.support.ranks import on_ring
+
+
+@pytest.mark.parametrize("backend", ["reference", "aten", "triton"])
+@pytest.mark.parametrize("shape", checks.SHAPES)
+def test_one_rank(shape: tuple[int, int], backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within rounding of fp64, bitwise repeatable, whatever hidden pairs hold."""
+    if backend == "triton" and not interpreted(backend):
+        pytest.skip("tests/kernels/test_gpu_scores.py runs it on a GPU")
+    monkeypatch.setattr(composed, "SCORES_AT_ONCE", 1 << 9)
+    at = checks.SHAPES.index(shape)
+    asked = checks.ASKED[at : at + 1] if backend == "triton" else checks.ASKED
+    inputs, bias = checks.problem(37), checks.make_bias(shape, 37)
+    for more in asked:
+        seen = checks.seen_by(37, **more)
+        hidden = bias.masked_fill(~seen, checks.NAN)
+        arguments = {"backend": backend, "partition": "contiguous", **more}
+        got = checks.run(inputs, hidden, **arguments)
+        checks.close(got, checks.truth(inputs, bias, seen, **more), (backend, shape, more))
+        again = checks.run(inputs, hidden.masked_fill(~seen, torch.inf), **arguments)
+        assert all(torch.equal(x, again[name]) for name, x in got.items())
+
+
+@pytest.mark.parametrize("backend", ["aten", "triton"])
+def test_dropout_and_documents_where_all_share_one_bias(backend: str) -> None:
+    if backend == "triton" and not interpreted(backend):
+        pytest.skip("tests/kernels/test_gpu_scores.py runs it on a GPU")
+    inputs, bias = checks.problem(29), checks.make_bias((1, 1), 29)
+    more = {"dropout_p": 0.3, "dropout_seed": checks.SEED, "cu_seqlens": [0, 9, 29]}
+    got = checks.run(inputs, bias, backend=backend, partition="contiguous", **more)
+    checks.close(got, checks.truth(inputs, bias, checks.seen_by(29, **more), **more), backend)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rings(size: int) -> None:
+    on_ring(size, [checks.pairs, *([checks.refused] if size == 2 else [])])
+
+
+def test_16_bits_under_autocast() -> None:
+    inputs, bias = checks.problem(38), checks.make_bias((1, 4), 38)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = checks.run([*inputs[:3], inputs[3].bfloat16()], bias)
+    assert (got["out"].dtype, got["dbias"].dtype) == (torch.bfloat16, torch.float32)
+    want = checks.truth(inputs, bias, checks.seen_by(38))
+    for name in ("out", "dbias"):
+        error = float((got[name].detach().double() - want[name]).norm() / want[name].norm())
+        assert error < 2e-2, name
+    half = checks.run([x.bfloat16() for x in inputs], bias.bfloat16())
+    assert half["dbias"].dtype == torch.bfloat16
+
+
+def test_biases_that_are_refused() -> None:
+    q, k, v, _ = checks.problem(8)
+    for wrong, says in (
+        (torch.zeros(1, 4, 8, 9), r"expected None or a tensor \(2 or 1, 4 or 1, 8, 8\)"),
+        (torch.zeros(8, 8), r"of shape \(8, 8\)"),
+        (torch.zeros(1, 2, 8, 8), r"of shape \(1, 2, 8, 8\)"),
+        (torch.zeros(1, 4, 8, 8).double(), "got torch.float64"),
+        (torch.zeros(1, 4, 8, 8).to_sparse(), "layout torch.sparse"),
+        (0.5, "got float"),
+    ):
+        with pytest.raises(ValueError, match=f"attn_bias: .*{says}"):
+            ringray.ring_attention(q, k, v, attn_bias=wrong)  # type: ignore[arg-type]
+    bias = torch.zeros(1, 1, 8, 8)
+    with pytest.raises(ValueError, match="attn_bias: got alibi_slopes too"):
+        ringray.ring_attention(q, k, v, attn_bias=bias, alibi_slopes=[0.5] * 4)
+    with pytest.raises(ValueError, match="backend 'cudnn': "):
+        ringray.ring_attention(q, k, v, attn_bias=bias, backend="cudnn")
+    with pytest.raises(ValueError, match=r"unexpected keyword 'attn_bias'; .* decode in one"):
+        ringray.ring_decode(q, None, attn_bias=bias)  # type: ignore[arg-type, call-arg]
