@@ -59,7 +59,7 @@ def within(
             until.wait()
 
     thread = threading.Thread(target=run, name=f"within: {what}", daemon=True)
-    began, reminder = time.monotonic(), Reminder()
+    began, reminder = time.monotonic(), WaitNotice()
     pause = SAY_S if lives is None else LOOK_S
     thread.start()
     while not wait([result], max(0.0, min(pause, began + seconds - time.monotonic()))).done:
@@ -71,7 +71,7 @@ def within(
     return result.result()
 
 
-class Reminder:
+class WaitNotice:
     """Says at least every ``SAY_S`` seconds what a loop waits for, if that calls it often."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ def write(file: int, data: bytes, what: str) -> None:
     Raises:
         OSError: it cannot be written, or nobody reads it for ``WRITE_S``.
     """
-    until, reminder = time.monotonic() + WRITE_S, Reminder()
+    until, reminder = time.monotonic() + WRITE_S, WaitNotice()
     while data:
         try:
             data = data[os.write(file, data) :]

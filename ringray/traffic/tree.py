@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 Deed = Literal["swap", "give", "merge", "take"]
 
 
-class Meeting(NamedTuple):
+class TreeStep(NamedTuple):
     """One step of a rank with a peer.
 
     ``deed``: both send and merge (``swap``), this rank sends (``give``), or receives a part to
@@ -31,15 +31,15 @@ class Meeting(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def meetings(ranks: int, rank: int) -> tuple[Meeting, ...]:
+def meetings(ranks: int, rank: int) -> tuple[TreeStep, ...]:
     """Returns the steps of one rank, in order."""
     doubled = 1 << (ranks.bit_length() - 1)  # ranks that swap
     if rank >= doubled:
-        return Meeting(rank - doubled, "give"), Meeting(rank - doubled, "take")
-    swaps = [Meeting(rank ^ (1 << bit), "swap") for bit in range(doubled.bit_length() - 1)]
+        return TreeStep(rank - doubled, "give"), TreeStep(rank - doubled, "take")
+    swaps = [TreeStep(rank ^ (1 << bit), "swap") for bit in range(doubled.bit_length() - 1)]
     if rank + doubled >= ranks:
         return tuple(swaps)
-    return Meeting(rank + doubled, "merge"), *swaps, Meeting(rank + doubled, "give")
+    return TreeStep(rank + doubled, "merge"), *swaps, TreeStep(rank + doubled, "give")
 
 
 def messages(ranks: int) -> int:

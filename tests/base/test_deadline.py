@@ -61,7 +61,7 @@ def test_a_wait_is_said_again_and_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(deadline, "SAY_S", 0.0)
-    reminder = deadline.Reminder()
+    reminder = deadline.WaitNotice()
     reminder("rain")
     reminder("rain")
     monkeypatch.setattr(deadline, "SAY_S", 60.0)

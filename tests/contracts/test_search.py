@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import LEAST, Candidate, SearchSettings, Told, layers
+from ringray.lab.search.base import LEAST, Candidate, Response, SearchSettings, layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ringray.lab.search.base import Ask, Search
+    from ringray.lab.search.base import Request, Search
 
 REPEATS, WARMUP = 18, 1
 SEARCHING = [name for name, method in METHODS.items() if "budget" in method.options]
@@ -60,23 +60,23 @@ class Machine:
         self.draw = random.Random(seed)
         self.samples: dict[str, list[float]] = {}
         self.runs = 0
-        self.log: list[list[Ask]] = []
+        self.log: list[list[Request]] = []
 
     def point(self, key: str) -> tuple[int, int, int]:
         x, y, z = map(int, key.strip("()").split(","))
         return x, y, z
 
-    def answer(self, ask: Ask) -> Told:
+    def answer(self, ask: Request) -> Response:
         x, y, z = self.point(ask.key)
         had = self.samples.setdefault(ask.key, [])
         if ask.repeats > len(had):
             self.runs += WARMUP + ask.repeats - len(had)
         if self.broken(x):
-            return Told(None)
+            return Response(None)
         while len(had) < ask.repeats:
             had.append(self.cost(x, y, z) * (1 + self.draw.gauss(0, self.noise)))
         middle = sorted(had)[len(had) // 2]
-        return Told((middle, float(z))[: self.objectives], tuple(had))
+        return Response((middle, float(z))[: self.objectives], tuple(had))
 
     def play(self, search: Search) -> None:
         asks = next(search, None)
@@ -215,7 +215,7 @@ def test_bisection_finds_the_largest_that_works(works: int) -> None:
     while asks:
         (ask,) = asks
         asked.append(int(ask.key))
-        told = Told((1.0,)) if asked[-1] < works else Told(None)
+        told = Response((1.0,)) if asked[-1] < works else Response(None)
         try:
             asks = search.send({ask.key: told})
         except StopIteration:

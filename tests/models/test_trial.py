@@ -247,13 +247,13 @@ class Numbered(Model):
         return self.head(self.stream(self.words(ids) + self.places(positions)))
 
 
-class Told(Numbered):
+class Response(Numbered):
     def forward(self, ids: Tensor, positions: Tensor) -> Any:  # type: ignore[override]
         return self.placed(ids, positions)
 
 
 def test_rows_that_are_numbered_by_rank_are_warned_of(recwarn: pytest.WarningsRecorder) -> None:
-    refuse_unrouted(Told(ring()), None)
+    refuse_unrouted(Response(ring()), None)
     assert not recwarn.list
     with pytest.warns(UserWarning, match="Numbered numbers the rows of each rank from 0"):
         refuse_unrouted(Numbered(ring()), None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringray.base import provenance
-from ringray.base.deadline import Reminder
+from ringray.base.deadline import WaitNotice
 from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
@@ -185,7 +185,7 @@ class Jobs:
 
     def stop(self, job: Job) -> Job:
         """Stops a job as Ctrl-C stops a sweep, so that it can be resumed; waits for its end."""
-        until, reminder = time.monotonic() + STOP_WAIT_S + LOST_S, Reminder()
+        until, reminder = time.monotonic() + STOP_WAIT_S + LOST_S, WaitNotice()
         with answering(self.url):
             self._client.stop_job(job.id)
         while not (job := self.get(job)).ended:
@@ -201,7 +201,7 @@ class Jobs:
         Connects again if the connection breaks; output that was written is not repeated. If none
         comes, asks for the state of the job, and says it.
         """
-        reminder = Reminder()
+        reminder = WaitNotice()
 
         def silent() -> bool:
             now = self.get(job)

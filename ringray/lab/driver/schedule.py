@@ -19,7 +19,7 @@ from ringray.lab.plan.problems import defaults, problem_of, searched, studies
 from ringray.lab.plan.trial import Trial
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import Ask, Candidate, Search, SearchSettings, Told, then
+from ringray.lab.search.base import Candidate, Request, Response, Search, SearchSettings, then
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import Outcome, TrialRow, runs_of
@@ -142,13 +142,13 @@ class _Study:
 
     def __init__(self, trials: dict[str, Trial], asking: Search) -> None:
         self.trials = trials
-        self.answers: dict[str, Told] = {}
-        self.queue: deque[Ask] = deque()
+        self.answers: dict[str, Response] = {}
+        self.queue: deque[Request] = deque()
         self.out = 0
         self._asking = asking
         self._take(next(asking, []))
 
-    def _take(self, asks: Sequence[Ask]) -> None:
+    def _take(self, asks: Sequence[Request]) -> None:
         # On a cluster ranks of other threads are other actors, which take seconds to start.
         self.queue.extend(sorted(asks, key=lambda ask: self.trials[ask.key].config.ring.threads))
 
@@ -157,7 +157,7 @@ class _Study:
         first = dict.fromkeys(ask.key for ask in self.queue)
         return [self.trials[key] for key in (first | dict.fromkeys(self.trials))]
 
-    def answer(self, key: str, told: Told) -> None:
+    def answer(self, key: str, told: Response) -> None:
         """Takes the answer for a point; the last one of a round begins the next."""
         self.answers[key] = told
         if not self.queue and not self.out:

@@ -11,7 +11,7 @@ from typing import Any
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.problems import defaults, studies
 from ringray.lab.plan.trial import Trial
-from ringray.lab.search.base import Told, layers, score
+from ringray.lab.search.base import Response, layers, score
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.metrics import METRICS, columns
@@ -46,11 +46,11 @@ class StudyResult:
 
 def score_of(
     result: Outcome | TrialRow, objectives: Sequence[str], repeats: int | None = None
-) -> Told:
+) -> Response:
     """Returns a result as a search is told it, as far as known as it was after ``repeats`` runs."""
     first, metrics = objectives[0], result.metrics
     if result.status != "ok" or any(name not in metrics for name in objectives):
-        return Told(None)
+        return Response(None)
     values = [metrics[name] for name in objectives]
     median_of = METRICS[first].median_of
     samples: list[float] = []
@@ -59,7 +59,7 @@ def score_of(
     if samples and median_of:
         values[0] = statistics.median(samples)
     scores = tuple(score(name, x) for name, x in zip(objectives, values, strict=True))
-    return Told(scores, tuple(samples))
+    return Response(scores, tuple(samples))
 
 
 def outcome_of(

@@ -36,7 +36,7 @@ BEATEN = Reason(
 )
 
 
-class Room(NamedTuple):
+class MemoryBudget(NamedTuple):
     """Memory that a rank may use, in bytes: the ``field`` to change, and ``owner``: whose it is."""
 
     size: float
@@ -64,16 +64,16 @@ def host(on: Fleet | None, machine: int | None) -> Host | None:
     return None if machine is None else Host(machine, "this machine", RANKS)
 
 
-def room(spec: Spec, config: TrialConfig, host: Host | None) -> Room | None:
+def room(spec: Spec, config: TrialConfig, host: Host | None) -> MemoryBudget | None:
     """Returns the memory that a rank may use, None if that is not known."""
     found = []
     if spec.limits.rank_memory is not None:
-        found.append(Room(spec.limits.rank_memory, "limits.rank_memory"))
+        found.append(MemoryBudget(spec.limits.rank_memory, "limits.rank_memory"))
     if host is not None:
         alone = spec.trial_kind.ranks_alone
         ranks = min(host.ranks, spec.sweep("ring", "size")[0] if alone else config.ring.size)
         owner = f" of {host.name}" + (f" for each of {ranks} ranks" if ranks > 1 else "")
-        found.append(Room(host.memory / ranks, "problem.seq_len", owner))
+        found.append(MemoryBudget(host.memory / ranks, "problem.seq_len", owner))
     return min(found, default=None)
 
 

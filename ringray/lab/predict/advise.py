@@ -283,7 +283,7 @@ def _too_large(wish: Wish) -> UserError:
     )
 
 
-class Reach(NamedTuple):
+class ContextLimit(NamedTuple):
     """The longest context of some degrees, in tokens, and the memory of a rank. ``longest``: no
     sequence can have more."""
 
@@ -293,7 +293,7 @@ class Reach(NamedTuple):
     longest: bool
 
 
-def max_context(wish: Wish) -> Reach:
+def max_context(wish: Wish) -> ContextLimit:
     """Returns the longest context of which one sequence per replica fits, by bisection.
 
     Raises:
@@ -310,7 +310,7 @@ def max_context(wish: Wish) -> Reach:
     return best
 
 
-def _longest(wish: Wish, degrees: Degrees) -> Reach:
+def _longest(wish: Wish, degrees: Degrees) -> ContextLimit:
     unit = degrees.cp * _UNIT
 
     def held(count: int) -> RankMemory:
@@ -320,4 +320,4 @@ def _longest(wish: Wish, degrees: Degrees) -> Reach:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if held(middle).total <= wish.room else (low, middle)
-    return Reach(low * unit, degrees, held(max(low, 1)), (low + 1) * unit > LONGEST)
+    return ContextLimit(low * unit, degrees, held(max(low, 1)), (low + 1) * unit > LONGEST)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Introduction:
+class RankInfo:
     """A rank's description of itself. ``code``: digest of its sources; ``place``: for which tuned
     choices hold; ``log``: path of its stderr; ``lacks``: what Triton needs there on a GPU, or None;
     ``gpu``: UUID; ``gpu_links``: closeness of the node's other GPUs by UUID.
@@ -86,7 +86,7 @@ class Rank:
                 share = min(1.0, memory / properties.total_memory)
                 torch.cuda.set_per_process_memory_fraction(share, self._device)
 
-    def introduce(self) -> Introduction:
+    def introduce(self) -> RankInfo:
         """Describes this rank; the driver refuses ranks that run different code."""
         import torch
 
@@ -94,7 +94,7 @@ class Rank:
         hardware = torch.cuda.get_device_name(self._device) if cuda else "cpu"
         lacks, gpu = toolchain.missing() if cuda else None, self._gpu or ""
         place, near = tuned.here(hardware), gpu_links.of(gpu) if gpu else {}
-        return Introduction(_address(), code_digest(), place, _log(), lacks, gpu, near)
+        return RankInfo(_address(), code_digest(), place, _log(), lacks, gpu, near)
 
     def host_store(self, timeout: float) -> tuple[str, int]:
         """Starts on rank 0 the store through which ranks find each other; returns its address and

@@ -24,7 +24,7 @@ from ringray.lab.cluster import placement_wait
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.placement_wait import Patience
 from ringray.lab.kinds import TrialKind
-from ringray.lab.ring.actor import Introduction, Rank
+from ringray.lab.ring.actor import Rank, RankInfo
 from ringray.lab.ring.calls import BESIDE, RankCalls, Where
 from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
 from ringray.lab.ring.order import Seat, check, ordered, zones_of
@@ -92,7 +92,7 @@ class ActorRing:
             place = PlacementGroupSchedulingStrategy(self._group, where.bundle)
             started = actor.options(**needs, scheduling_strategy=place)
             self._actors.append(started.remote(self.placement.device, self.placement.memory))
-        self.ranks: list[Introduction] = self._all("introduce", START_TIMEOUT)
+        self.ranks: list[RankInfo] = self._all("introduce", START_TIMEOUT)
         self._started = True
         labels = {node["NodeID"]: node.get("Labels") or {} for node in ray.nodes()}
         self._seats = [
@@ -212,7 +212,7 @@ class ActorRing:
         return RankMonitor(calls, timeout, self._stop, watch).answers()
 
 
-def mixed_versions(ranks: Sequence[Introduction], driver: str | None) -> str | None:
+def mixed_versions(ranks: Sequence[RankInfo], driver: str | None) -> str | None:
     """Returns the error of a ring whose ranks have different versions of torch or triton, or
     another torch than the ``driver``, whose version the records name; None for a sound ring."""
     by_address = {

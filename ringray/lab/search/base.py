@@ -52,7 +52,7 @@ class SearchSettings:
         return max(share - self.besides, min(points, LEAST) * each)
 
 
-class Ask(NamedTuple):
+class Request(NamedTuple):
     """Request to measure a point until it has ``repeats`` runs, earlier visits included.
     ``together``: on the same device as the rest of the round."""
 
@@ -62,7 +62,7 @@ class Ask(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
+class Response:
     """Result of a point: its scores, and the runs behind the first of them (empty where it is not a
     time). ``scores`` is None where the point failed."""
 
@@ -73,7 +73,7 @@ class Told:
 # Yields rounds of requests, which may be measured in parallel; receives their results by key; ends
 # when it has no further request. A method is deterministic: replaying the stored results resumes an
 # interrupted search.
-Search = Generator[list[Ask], dict[str, Told], None]
+Search = Generator[list[Request], dict[str, Response], None]
 
 
 class Method(NamedTuple):
@@ -92,7 +92,7 @@ def then(search: Search, keys: Sequence[str], repeats: int) -> Search:
     """Asks as ``search`` does, and at its end for ``repeats`` runs of ``keys``."""
     yield from search
     if keys:
-        yield [Ask(key, repeats, together=True) for key in keys]
+        yield [Request(key, repeats, together=True) for key in keys]
 
 
 def score(metric: str, value: float) -> float:

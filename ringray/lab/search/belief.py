@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ringray.lab.search.base import LEAST, Candidate, Told, ranked
+from ringray.lab.search.base import LEAST, Candidate, Response, ranked
 
 _NOISE = 0.1  # relative spread of one run before a point was measured twice
 _OF_MEDIAN = 1.5  # variance of the median of some runs over that of their mean
@@ -33,7 +33,7 @@ class Belief(NamedTuple):
         return self.mean + deviations * self.deviation
 
 
-def hopeful(candidates: Sequence[Candidate], results: Mapping[str, Told]) -> list[str]:
+def hopeful(candidates: Sequence[Candidate], results: Mapping[str, Response]) -> list[str]:
     """Returns the points that may be the best and did not fail: no other is at least as good in
     every objective and surely better in the first. Until ``LEAST`` have been measured, so many are.
     Those come first that would be the best if each were better than believed by a standard
@@ -60,7 +60,7 @@ def hopeful(candidates: Sequence[Candidate], results: Mapping[str, Told]) -> lis
     return [key for place, key in enumerate(order) if place < least or may_be_best(key)]
 
 
-def believe(candidates: Sequence[Candidate], results: Mapping[str, Told]) -> dict[str, Belief]:
+def believe(candidates: Sequence[Candidate], results: Mapping[str, Response]) -> dict[str, Belief]:
     """Returns what is believed of points that did not fail, by their keys."""
     predicted = {point.key: _log(point.predicted[0]) for point in candidates}
     doubt = max((point.doubt for point in candidates), default=_UNKNOWN)
@@ -89,7 +89,7 @@ def believe(candidates: Sequence[Candidate], results: Mapping[str, Told]) -> dic
 class _Runs:
     """The runs of points, as logarithms of their first scores."""
 
-    def __init__(self, of: Mapping[str, Told]) -> None:
+    def __init__(self, of: Mapping[str, Response]) -> None:
         self.of = of
         several = [told.samples for told in of.values() if len(told.samples) > 1]
         spreads = [statistics.stdev(samples) / statistics.fmean(samples) for samples in several]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringray.lab.search.base import Ask, Candidate, Method, Search, SearchSettings
+from ringray.lab.search.base import Candidate, Method, Request, Search, SearchSettings
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
@@ -18,7 +18,7 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     while fails - works > 1:
         middle = (works + fails) // 2 if works >= 0 else max(0, fails - step)
         asked = order[middle].key
-        told = (yield [Ask(asked, settings.repeats)])[asked]
+        told = (yield [Request(asked, settings.repeats)])[asked]
         works, fails = (middle, fails) if told.scores is not None else (works, middle)
         step *= 2
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringray.lab.search.base import Ask, Candidate, Method, Search, SearchSettings
+from ringray.lab.search.base import Candidate, Method, Request, Search, SearchSettings
 
 
 def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     """Asks for all points in one round."""
-    yield [Ask(candidate.key, settings.repeats) for candidate in candidates]
+    yield [Request(candidate.key, settings.repeats) for candidate in candidates]
 
 
 METHOD = Method(search, "all points", exhaustive=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringray.lab.search.base import Ask, Candidate, Method, Search, SearchSettings, Told
+from ringray.lab.search.base import Candidate, Method, Request, Response, Search, SearchSettings
 from ringray.lab.search.belief import hopeful
 
 _PART = 4  # one of so many points gets as many times the runs
@@ -22,7 +22,7 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     """Asks for many points in a first round, then for fewer in each round."""
     warmup, runs = settings.warmup, settings.runs(len(candidates))
     had = {point.key: 0 for point in candidates}
-    measured: dict[str, Told] = {}
+    measured: dict[str, Response] = {}
     rounds: list[tuple[int, int]] = []
     while best := hopeful(candidates, measured):
         if not measured:
@@ -33,7 +33,7 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
             price = warmup + repeats - had[key]
             if spent + price <= runs:
                 spent += price
-                asks.append(Ask(key, repeats, repeats == settings.repeats))
+                asks.append(Request(key, repeats, repeats == settings.repeats))
         if not asks:
             return
         runs -= spent

@@ -12,7 +12,15 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from ringray.lab.search.base import Ask, Candidate, Method, Search, SearchSettings, Told, ranked
+from ringray.lab.search.base import (
+    Candidate,
+    Method,
+    Request,
+    Response,
+    Search,
+    SearchSettings,
+    ranked,
+)
 
 _FINALISTS = 3  # points measured in full
 _SKETCH = 5  # repeats of a full measurement per repeat of a proposal
@@ -45,7 +53,7 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     likely = ranked(candidates, lambda point: point.predicted)
     for candidate in likely[: -(-rounds // 4)]:
         study.enqueue_trial(dict(candidate.choices))
-    measured: dict[str, Told] = {}
+    measured: dict[str, Response] = {}
     drawn = iter(likely)
     while len(measured) < rounds:
         proposed = _propose(study, space, by_choices, measured)
@@ -54,17 +62,20 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
             study.enqueue_trial(dict(candidate.choices))
             proposed = study.ask(space), candidate
         trial, candidate = proposed
-        told = (yield [Ask(candidate.key, sketch)])[candidate.key]
+        told = (yield [Request(candidate.key, sketch)])[candidate.key]
         measured[candidate.key] = told
         _tell(study, trial, told.scores)
     able = [key for key, told in measured.items() if told.scores is not None]
     best = ranked(able, lambda key: measured[key].scores or ())[:finalists]
     if best and sketch < settings.repeats:
-        yield [Ask(key, settings.repeats, together=True) for key in best]
+        yield [Request(key, settings.repeats, together=True) for key in best]
 
 
 def _propose(
-    study: Any, space: dict[str, Any], by_choices: dict[Any, Candidate], measured: dict[str, Told]
+    study: Any,
+    space: dict[str, Any],
+    by_choices: dict[Any, Candidate],
+    measured: dict[str, Response],
 ) -> tuple[Any, Candidate] | None:
     """Returns a proposal that exists and was not measured; repeated proposals get their score."""
     for _ in range(_TRIES):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ringray.base import private_files, provenance
-from ringray.base.deadline import SAY_S, Reminder, within
+from ringray.base.deadline import SAY_S, WaitNotice, within
 from ringray.base.errors import PlaceError, RingrayError, reason_of
 from ringray.base.redaction import TOKENS, hidden, shown
 from ringray.lab.tracking.location import is_users_own
@@ -100,7 +100,7 @@ def receive(connection: Connection, timeout: float) -> Any:
     Raises:
         EOFError: the other side has ended.
     """
-    until, reminder = time.monotonic() + timeout, Reminder()
+    until, reminder = time.monotonic() + timeout, WaitNotice()
     try:
         while not connection.poll(max(0.0, min(SAY_S, until - time.monotonic()))):
             if time.monotonic() >= until:

@@ -21,7 +21,7 @@ from ringray.lab.plan import plan
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.predict import hardware
 from ringray.lab.report import studies as report
-from ringray.lab.ring.actor import Introduction
+from ringray.lab.ring.actor import RankInfo
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
@@ -148,7 +148,7 @@ def test_ranks_on_different_hardware_tune_for_such_rings_alone() -> None:
     ring = ActorRing.__new__(ActorRing)
     ring._along = [0, 1]
     ring.ranks = [
-        Introduction("a", "c", tuned.Place(name, "abc", "2.13.0", "3.9.0"), "")
+        RankInfo("a", "c", tuned.Place(name, "abc", "2.13.0", "3.9.0"), "")
         for name in ("NVIDIA H200", "NVIDIA A100", "NVIDIA H200")
     ]
     assert ring.place.hardware == "NVIDIA A100 and NVIDIA H200"

@@ -12,7 +12,7 @@ import pytest
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan
-from ringray.lab.ring.actor import Introduction
+from ringray.lab.ring.actor import RankInfo
 from ringray.lab.ring.group import mixed_versions
 from ringray.lab.specs import model as spec
 from ringray.tuning.table import Place
@@ -77,8 +77,8 @@ def test_a_rank_on_a_gpu_asks_for_one(device: str, bundle: dict[str, float]) -> 
     assert placement.device == ("cpu" if device == "cpu" else "cuda")
 
 
-def introduced(address: str, torch: str, triton: str = "3.9.0") -> Introduction:
-    return Introduction(address, "c", Place("cpu", "k", torch, triton), "")
+def introduced(address: str, torch: str, triton: str = "3.9.0") -> RankInfo:
+    return RankInfo(address, "c", Place("cpu", "k", torch, triton), "")
 
 
 def test_a_ring_of_mixed_versions_is_refused_by_node_and_version() -> None:

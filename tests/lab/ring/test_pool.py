@@ -15,7 +15,7 @@ from ringray.lab.cluster.machines import Machines
 from ringray.lab.cluster.placement_wait import MovedError
 from ringray.lab.plan import plan
 from ringray.lab.ring import pool
-from ringray.lab.ring.actor import Introduction
+from ringray.lab.ring.actor import RankInfo
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.specs import model as spec
 from ringray.tuning.table import Place
@@ -45,7 +45,7 @@ class Counted:
     ) -> None:
         self.capacity, self.placement, self.size = capacity, placement, 0
         self.patience, self.avoid = patience, avoid
-        self.ranks = [Introduction("10.0.0.7", "c", PLACE, "", self.lacks)]
+        self.ranks = [RankInfo("10.0.0.7", "c", PLACE, "", self.lacks)]
         self.alive.append(self)
 
     def form(self, size: int, *_: object) -> bool:

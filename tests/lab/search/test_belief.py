@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ringray.lab.search.base import Candidate, Told
+from ringray.lab.search.base import Candidate, Response
 from ringray.lab.search.belief import believe, hopeful
 
 
@@ -15,10 +15,10 @@ def point(name: str, predicted: float, *others: float, doubt: float = 0.1) -> Ca
     return Candidate(name, (("name", name),), (predicted, *others), doubt)
 
 
-def runs(value: float, count: int, noise: float = 0.1) -> Told:
+def runs(value: float, count: int, noise: float = 0.1) -> Response:
     """So many runs whose median is ``value``."""
     around = [value * (1 + noise * (i - (count - 1) / 2) / max(count - 1, 1)) for i in range(count)]
-    return Told((value,), tuple(around))
+    return Response((value,), tuple(around))
 
 
 def test_without_runs_a_prediction_is_believed_as_far_as_it_doubts_itself() -> None:
@@ -65,7 +65,7 @@ def test_scores_below_zero_keep_their_order() -> None:
     """Rates are to be maximised, their scores are negative; predictions of them are times."""
     points = [point("slow", 20.0), point("fast", 10.0), point("other", 10.0)]
     found = believe(
-        points, {"slow": Told((-3.0,), (-3.0, -3.1)), "fast": Told((-6.0,), (-6, -6.2))}
+        points, {"slow": Response((-3.0,), (-3.0, -3.1)), "fast": Response((-6.0,), (-6, -6.2))}
     )
     assert found["fast"].mean < found["slow"].mean
     assert found["other"].mean == pytest.approx(found["fast"].mean, abs=0.05)
@@ -73,22 +73,22 @@ def test_scores_below_zero_keep_their_order() -> None:
 
 def test_a_score_without_runs_is_exact() -> None:
     points = [point("a", 10.0), point("b", 10.0)]
-    found = believe(points, {"a": Told((11.0,)), "b": Told((11.5,))})
+    found = believe(points, {"a": Response((11.0,)), "b": Response((11.5,))})
     assert found["a"].deviation == 0
     assert found["b"].mean - found["a"].mean == pytest.approx(math.log(11.5 / 11))
-    points, known = [*points, point("c", 12.0)], {"a": Told((11.0,)), "b": Told((11.5,))}
-    assert hopeful(points, known | {"c": Told((12.0,))}) == ["a"]
+    points, known = [*points, point("c", 12.0)], {"a": Response((11.0,)), "b": Response((11.5,))}
+    assert hopeful(points, known | {"c": Response((12.0,))}) == ["a"]
 
 
 def test_hopeful_points_are_those_that_may_be_the_best() -> None:
     points = [point("far", 30.0), point("near", 11.0), point("best", 10.0), point("failed", 9.0)]
-    assert hopeful([*points, point("fast", 5.0)], {"failed": Told(None)}) == [
+    assert hopeful([*points, point("fast", 5.0)], {"failed": Response(None)}) == [
         "fast",
         "best",
         "near",
     ]
     known = {"far": runs(30.0, 1), "near": runs(11.0, 1), "best": runs(10.0, 1)}
-    assert hopeful(points, known | {"failed": Told(None)}) == ["best", "near"]
+    assert hopeful(points, known | {"failed": Response(None)}) == ["best", "near"]
     # One standard deviation of what was measured is less than that of what was not.
     points = [point("measured", 10.0), point("not", 10.0)]
     assert hopeful(points, {"measured": runs(10.0, 9)}) == ["not", "measured"]
@@ -96,10 +96,10 @@ def test_hopeful_points_are_those_that_may_be_the_best() -> None:
 
 def test_a_point_that_is_better_in_another_objective_stays_hopeful() -> None:
     points = [point("fast", 10.0, 5.0), point("small", 30.0, 1.0), point("worse", 30.0, 6.0)]
-    known = {one.key: Told((one.predicted[0], one.predicted[1]), (1.0,) * 9) for one in points}
+    known = {one.key: Response((one.predicted[0], one.predicted[1]), (1.0,) * 9) for one in points}
     assert set(hopeful(points, known)) == {"fast", "small"}
 
 
 def test_no_points_are_no_trouble() -> None:
     assert believe([], {}) == {}
-    assert hopeful([point("a", 1.0)], {"a": Told(None)}) == []
+    assert hopeful([point("a", 1.0)], {"a": Response(None)}) == []
