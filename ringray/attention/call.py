@@ -126,11 +126,12 @@ DEFAULTS = {
 _PLAIN = (bool, int, float, str, type(None))  # of the values of almost all calls
 
 
-def read(given: Mapping[str, Any]) -> dict[str, Any]:
+def read(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings with Python's numbers in place of NumPy's and of 0-d tensors, and tuples in
     place of lists."""
     return {
-        name: value if type(value) in _PLAIN else several(value) for name, value in given.items()
+        name: value if type(value) in _PLAIN else several(value)
+        for name, value in arguments.items()
     }
 
 

@@ -200,14 +200,14 @@ def _kept_like(
     fold = exchange.fold
     rows, heads, kv_heads = rows * fold, heads // fold, k.shape[1] // fold
     queries, keys = (batch, heads, rows), (batch, kv_heads, rows)
-    kept: list[Tensor] = []
+    like_kept: list[Tensor] = []
     if fold > 1:
         shapes = (*queries, width), (*keys, width), (*keys, value_width), (*queries, value_width)
-        kept = [*map(q.new_empty, shapes), q.new_empty(queries, dtype=torch.float32)]
+        like_kept = [*map(q.new_empty, shapes), q.new_empty(queries, dtype=torch.float32)]
     if backward == "reverse" and (lanes := _lanes(exchange)):
         room = (batch, kv_heads, lanes * rows)
-        kept += [q.new_empty((*room, last)) for last in (width, value_width)]
-    return kept
+        like_kept += [q.new_empty((*room, last)) for last in (width, value_width)]
+    return like_kept
 
 
 def _lanes(exchange: transports.Exchange) -> int:
@@ -315,14 +315,14 @@ def _setup(
     q, k, v, _, _, *flat = inputs
     count = len(TensorArguments._fields)
     tensors, seed, ctx.settings = TensorArguments(*flat[:count]), flat[count], flat[count + 1 :]
-    out, lse, call, kept = output
-    saved = kept if len(kept) >= _INPUTS else [q, k, v, out, lse, *kept]
+    out, lse, call, saved_by_loop = output
+    saved = saved_by_loop if len(saved_by_loop) >= _INPUTS else [q, k, v, out, lse, *saved_by_loop]
     # What is not traced saves what an eager call saves: in a checkpoint one may repeat the other.
     # The rest is of the forward pass, and so is its seed, even if a repetition draws another.
     rest = call, tensors.cu_seqlens, tensors.alibi_slopes, seed
     ctx.beside = (call.clone(), *rest[1:]) if type(call) is Tensor else ()
     ctx.save_for_backward(*tensors.parameters, *(() if ctx.beside else rest), *saved)
-    ctx.mark_non_differentiable(call, *kept)
+    ctx.mark_non_differentiable(call, *saved_by_loop)
     ctx.set_materialize_grads(False)
 
 

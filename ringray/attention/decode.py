@@ -178,10 +178,10 @@ def _problem(
     q: Tensor, cache: ShardedKV, scale: float | None, softcap: float | None, sinks: Tensor | None,
     window: int | None, global_tokens: int | None, backend: str,
 ) -> _Problem:  # fmt: skip
-    for name, given, least in (("window", window, 0), ("global_tokens", global_tokens, 1)):
-        if given is not None and not whole(given, least):
+    for name, value, least in (("window", window, 0), ("global_tokens", global_tokens, 1)):
+        if value is not None and not whole(value, least):
             raise ValueError(
-                f"{name}: got {given!r}, expected None or an integer of at least {least}"
+                f"{name}: got {value!r}, expected None or an integer of at least {least}"
             )
     Mask(cache.capacity, window=window, global_tokens=global_tokens)  # checks them
     factor = q.shape[3] ** -0.5 if scale is None else scale
@@ -216,14 +216,14 @@ class _Seen(NamedTuple):
 def _seen(cache: ShardedKV, tokens: int, group: int, problem: _Problem) -> list[_Seen]:
     """Returns the keys that the newest tokens see, each with the heads of a group: the global ones
     apart."""
-    at = np.arange(cache.length - tokens, cache.length)
-    first = np.zeros_like(at) if problem.window is None else at - problem.window
-    ranges = [(first, at + 1)]
+    positions = np.arange(cache.length - tokens, cache.length)
+    first = np.zeros_like(positions) if problem.window is None else positions - problem.window
+    ranges = [(first, positions + 1)]
     if problem.global_tokens is not None:
-        middle = np.minimum(problem.global_tokens, at + 1)
-        ranges = [(np.zeros_like(at), middle), (np.maximum(first, middle), at + 1)]
-    rows = [[np.searchsorted(cache.positions, x) for x in one] for one in ranges]
-    return [_Seen(*(np.repeat(x, group) for x in one)) for one in rows]
+        middle = np.minimum(problem.global_tokens, positions + 1)
+        ranges = [(np.zeros_like(positions), middle), (np.maximum(first, middle), positions + 1)]
+    rows = [[np.searchsorted(cache.positions, x) for x in bounds] for bounds in ranges]
+    return [_Seen(*(np.repeat(x, group) for x in bounds)) for bounds in rows]
 
 
 def _ranges(keys: int, rows: Tensor) -> int:
@@ -280,8 +280,11 @@ def _merged_over_ranks(state: State, comm: Comm) -> State:
         return State(packed[:split].view(shape), packed[split:].view(shape[:3]))
 
     mine = torch.cat([x.flatten() for x in state])
-    for at, (peer, deed) in enumerate(meetings(comm.world_size, comm.rank)):
-        batch, theirs = Batch(comm.hop(f"merge {at}"), f"with rank {peer}"), torch.empty_like(mine)
+    for turn, (peer, deed) in enumerate(meetings(comm.world_size, comm.rank)):
+        batch, theirs = (
+            Batch(comm.hop(f"merge {turn}"), f"with rank {peer}"),
+            torch.empty_like(mine),
+        )
         if deed in ("swap", "give"):
             batch.send(mine, peer)
         if deed != "give":

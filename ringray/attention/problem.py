@@ -125,16 +125,16 @@ class RankProblem:
             RuntimeError: it is not there yet, while a CUDA graph is captured, whose memory it would
                 be in.
         """
-        found = self._kept.get((key, device))
-        if found is None:
+        value = self._kept.get((key, device))
+        if value is None:
             if capturing(device):
                 raise RuntimeError(
                     "ring_attention: got a problem that is new while a CUDA graph is captured, "
                     "expected one that has run before: run the step once, then capture it"
                 )
             with lasting(device):
-                found = self._kept[key, device] = make()
-        return cast("T", found)
+                value = self._kept[key, device] = make()
+        return cast("T", value)
 
     def positions(self, rank: int, device: torch.device) -> Tensor:
         """Returns the global positions of a rank of the ring, int64, strictly increasing."""
@@ -149,29 +149,29 @@ class RankProblem:
         ``keys``. ``bias``: see ``ScoreParameters``."""
         if self.call.score.bias is None and not self.call.score.dropout_p:
             return {}
-        at = self._positions_32(owner, device)[keys.start : keys.stop]
-        return self.by_position_at(queries, rows, at, heads, bias)
+        positions = self._positions_32(owner, device)[keys.start : keys.stop]
+        return self.by_position_at(queries, rows, positions, heads, bias)
 
     def by_position_at(
         self, queries: int, rows: Rows, keys: Tensor, heads: slice, bias: tuple[Tensor, ...]
     ) -> dict[str, Any]:
         """Returns the same as ``by_position`` for keys at any positions, int32."""
-        found: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         if self.call.score.bias is None and not self.call.score.dropout_p:
-            return found
+            return keywords
         device, made, some = keys.device, self.slopes, slice(rows.start, rows.stop)
-        at = self._positions_32(queries, device)
+        positions = self._positions_32(queries, device)
         if made is not None:
             like: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
             slopes = self.once("slopes", device, lambda: torch.tensor(made, **like).to(device))
             bias = (slopes,)
         if bias:
-            found["bias"] = Bias.of_hop(at, some, keys, heads, *bias)
+            keywords["bias"] = Bias.of_hop(positions, some, keys, heads, *bias)
         if self.call.score.dropout_p:
             first = self.first_head + (heads.start or 0)
-            found["dropout"] = Dropout(self.call.score.dropout_p, self.seed, first)
-            found["at"] = Positions(at[some], keys)
-        return found
+            keywords["dropout"] = Dropout(self.call.score.dropout_p, self.seed, first)
+            keywords["at"] = Positions(positions[some], keys)
+        return keywords
 
     def _positions_32(self, rank: int, device: torch.device) -> Tensor:
         return self.once(("int32", rank), device, lambda: self.positions(rank, device).int())
@@ -193,17 +193,18 @@ class RankProblem:
         """Returns the same as ``intervals`` for keys at any strictly increasing positions."""
         part = slice(rows.start, rows.stop)
         seen = _seen_by(self.call.mask, self.layout, queries, keys.device)
-        found = tuple([
+        ranges = tuple([
             intervals(low[:, part].contiguous(), high[:, part].contiguous(), keys)
             for low, high in seen
         ])  # fmt: skip
-        if len(found) == 1:  # else it waits for the device
-            return found
-        return tuple([one for one in found if bool((one[0] < one[1]).any())]) or found[:1]
+        if len(ranges) == 1:  # else it waits for the device
+            return ranges
+        with_keys = [(start, end) for start, end in ranges if bool((start < end).any())]
+        return tuple(with_keys) or ranges[:1]
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, ranges: Ranges, state: State | None = None,
-        out_dtype: torch.dtype | None = None, **more: Any,
+        out_dtype: torch.dtype | None = None, **options: Any,
     ) -> State:  # fmt: skip
         """Returns attention of ``q`` over ``ranges`` of the keys, merged into ``state``; in
         ``out_dtype`` after the last of all. ``more``: see
@@ -211,7 +212,7 @@ class RankProblem:
         for start, end in ranges:
             dtype = out_dtype if start is ranges[-1][0] else None
             state = ringray_kernels.forward(
-                q, k, v, start, end, state=state, out_dtype=dtype, **self.kernel, **more
+                q, k, v, start, end, state=state, out_dtype=dtype, **self.kernel, **options
             )
         assert state is not None
         return state
@@ -229,9 +230,9 @@ def positions(layout: Layout, rank: int, device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> Ranges:
-    at = positions(layout, rank, device)
+    queries = positions(layout, rank, device)
     with lasting(device):
-        each = [visible_ranges(at, mask.seq_len, **keywords(row, device)) for row in mask.rows]
+        each = [visible_ranges(queries, mask.seq_len, **keywords(row, device)) for row in mask.rows]
         return tuple([
             (torch.stack([low for low, _ in of_rows]), torch.stack([high for _, high in of_rows]))
             for of_rows in zip(*each, strict=True)

@@ -61,8 +61,8 @@ class ShardedKV:
         if dealt:
             layout = Layout(partition, padded, self.ranks)
             first = positions(layout, self.rank, torch.device("cpu")).numpy()
-        more = np.arange(dealt + (self.rank - dealt) % self.ranks, capacity, self.ranks)
-        self._positions = np.concatenate([first[first < dealt], more])
+        appended = np.arange(dealt + (self.rank - dealt) % self.ranks, capacity, self.ranks)
+        self._positions = np.concatenate([first[first < dealt], appended])
         rows = max(1, len(self._positions))
         with lasting(k.device):
             self._k, self._v = (x.new_empty((*x.shape[:2], rows, x.shape[3])) for x in (k, v))

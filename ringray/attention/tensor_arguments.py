@@ -18,11 +18,7 @@ from ringray_kernels.checks import TensorKind, not_plain
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import sink_gradients
 
-BIASES = (
-    "alibi_slopes",
-    "distance_bias",
-    "attn_bias",
-)  # arguments, of which a call has one at most
+BIASES = ("alibi_slopes", "distance_bias", "attn_bias")  # of which a call has one at most
 MOST_SLOPE = 1e12  # in size: its product with any distance stays far from the end of fp32
 MOST_POSITIONS = 1 << 31  # of one sequence: kernels take 32 bits for a position
 _EXPECTED = (
@@ -187,27 +183,27 @@ def mistyped(tensors: TensorArguments) -> str | None:
     return None if tensors.alibi_slopes is None else mistaken_slopes(tensors.alibi_slopes)
 
 
-def numbers(given: Any) -> Any:
+def numbers(values: Any) -> Any:
     """Returns a list or an array of numbers as a tensor, fp32, and anything else as it is."""
-    if given is None or isinstance(given, Tensor):
-        return given
+    if values is None or isinstance(values, Tensor):
+        return values
     try:
         rows = [[float(plain(x)) for x in row] if isinstance(row, list | tuple) else row
-                for row in given]  # fmt: skip
+                for row in values]  # fmt: skip
         return torch.tensor(rows, dtype=torch.float32, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        return given
+        return values
 
 
-def mistaken_slopes(given: Any) -> str | None:
+def mistaken_slopes(slopes: Any) -> str | None:
     """Returns why ``given`` holds no slopes, whatever their values, or None."""
-    if not isinstance(given, Tensor):
-        return f"alibi_slopes: got {given!r}, {_EXPECTED}"
-    if reason := not_plain(given):
+    if not isinstance(slopes, Tensor):
+        return f"alibi_slopes: got {slopes!r}, {_EXPECTED}"
+    if reason := not_plain(slopes):
         return f"alibi_slopes: got {reason}"
-    if given.dim() not in (1, 2) or not given.is_floating_point():
-        return f"alibi_slopes: got {given.dtype} of shape {tuple(given.shape)}, {_EXPECTED}"
-    if given.requires_grad and torch.is_grad_enabled():
+    if slopes.dim() not in (1, 2) or not slopes.is_floating_point():
+        return f"alibi_slopes: got {slopes.dtype} of shape {tuple(slopes.shape)}, {_EXPECTED}"
+    if slopes.requires_grad and torch.is_grad_enabled():
         return (
             "alibi_slopes: got a tensor that requires a gradient, expected constants: slopes have "
             "none; give slopes.detach()"
@@ -215,26 +211,26 @@ def mistaken_slopes(given: Any) -> str | None:
     return None
 
 
-def head_slopes(given: Tensor | None) -> Slopes | None:
+def head_slopes(slopes: Tensor | None) -> Slopes | None:
     """Returns the values of slopes (Hq,) or (B, Hq), rounded to fp32. A tensor on a device is read
     once, and again after it has changed.
 
     Raises:
         ValueError: they are no slopes; what was given and what is expected.
     """
-    if given is None:
+    if slopes is None:
         return None
-    if wrong := mistaken_slopes(given):
+    if wrong := mistaken_slopes(slopes):
         raise ValueError(wrong)
 
     def values() -> Slopes:
-        return tuple(map(tuple, given.detach().float().reshape(-1, given.shape[-1]).tolist()))
+        return tuple(map(tuple, slopes.detach().float().reshape(-1, slopes.shape[-1]).tolist()))
 
-    found = values() if given.device.type == "cpu" else derived(given, given, "values", values)
-    for slope in (x for row in found for x in row):
+    by_row = values() if slopes.device.type == "cpu" else derived(slopes, slopes, "values", values)
+    for slope in (x for row in by_row for x in row):
         if not abs(slope) <= MOST_SLOPE:  # nor NaN
             raise ValueError(f"alibi_slopes: got {slope}, {_EXPECTED}")
-    return found
+    return by_row
 
 
 def check_slopes(slopes: Slopes | None, batch: int, heads: int, positions: int) -> None:

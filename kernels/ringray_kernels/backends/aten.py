@@ -133,8 +133,8 @@ def _head_slices(q: Tensor, k: Tensor, *, extended: bool) -> Iterator[slice]:
     per_entry = q.shape[1] * max(q.shape[2], k.shape[2]) * q.shape[3]
     most = ELEMENTS_PER_CALL if extended or fused.on_cpu(q) else ELEMENTS_PER_GPU_CALL
     step = max(1, min(most // per_entry, _MOST_ENTRIES))
-    for at in range(0, q.shape[0], step):
-        yield slice(at, min(at + step, q.shape[0]))
+    for first in range(0, q.shape[0], step):
+        yield slice(first, min(first + step, q.shape[0]))
 
 
 def _of_entry(operands: Operands, entry: slice, q: Tensor, k: Tensor, v: Tensor) -> Operands:
@@ -148,14 +148,14 @@ def _of_entry(operands: Operands, entry: slice, q: Tensor, k: Tensor, v: Tensor)
 
 def _dropped(operands: Operands, call: DenseCall, heads: slice) -> Dropped | None:
     """Returns the factors of a call's weights for some grouped heads, None without dropout."""
-    dropout, at, kv_heads = operands.dropout, operands.at, operands.k.shape[1]
-    if dropout is None or at is None:
+    dropout, positions, kv_heads = operands.dropout, operands.at, operands.k.shape[1]
+    if dropout is None or positions is None:
         return None
     group, device = operands.q.shape[1] // kv_heads, operands.q.device
     like: dict[str, Any] = {"dtype": torch.int64, "device": device}
     entries = torch.arange(heads.start, heads.stop, **like)[:, None]
     members = entries % kv_heads * group + torch.arange(group, **like)
-    rows, keys = at.rows[call.row : call.row_stop], at.keys[call.key : call.key_stop]
+    rows, keys = positions.rows[call.row : call.row_stop], positions.keys[call.key : call.key_stop]
     return lambda some, others: factors(
         dropout, entries // kv_heads, members, rows[some], keys[others]
     )

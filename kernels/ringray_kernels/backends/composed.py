@@ -42,8 +42,8 @@ def _blocks(
 ) -> Iterator[_Block]:  # fmt: skip
     entries, group, count, _ = q.shape
     step = max(1, SCORES_AT_ONCE // (entries * group * k.shape[1]))
-    for at in range(0, count, step):
-        rows = slice(at, min(at + step, count))
+    for first in range(0, count, step):
+        rows = slice(first, min(first + step, count))
         keys = slice(0, rows.stop if causal else k.shape[1])
         queries = _together(q, rows)
         scores, ratio = (queries @ k[:, keys].mT).mul_(scale), None
@@ -55,7 +55,7 @@ def _blocks(
         if part is not None:
             by_row += part.scores()
         if causal:
-            later = torch.ones(by_row.shape[2:], dtype=torch.bool, device=q.device).triu_(at + 1)
+            later = torch.ones(by_row.shape[2:], dtype=torch.bool, device=q.device).triu_(first + 1)
             by_row.masked_fill_(later, -torch.inf)
         elif mask is not None:
             by_row.masked_fill_(mask[rows] == -torch.inf, -torch.inf)
@@ -81,12 +81,12 @@ def forward(
         q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias, dropped=dropped
     )
     for rows, keys, _, _, _, scores, factors in blocks:
-        found = torch.logsumexp(scores, -1, keepdim=True)
-        weights = scores.sub_(found).exp_()
+        block_lse = torch.logsumexp(scores, -1, keepdim=True)
+        weights = scores.sub_(block_lse).exp_()
         if factors is not None:
             weights *= factors
         out[:, :, rows] = (weights @ v[:, keys]).unflatten(1, (q.shape[1], -1))
-        lse[:, :, rows] = found.squeeze(-1).unflatten(1, (q.shape[1], -1))
+        lse[:, :, rows] = block_lse.squeeze(-1).unflatten(1, (q.shape[1], -1))
     return out, lse
 
 

@@ -60,16 +60,16 @@ def _plan(problem: RankProblem, device: torch.device) -> _Plan:
 def _planned(problem: RankProblem, device: torch.device) -> _Plan:
     script, rank, own = problem.script("forward"), problem.rank, problem.own
     moved = [m for step in script.steps for m in step.messages if m.send and m.chunk]
-    given = {(m.peer, m.part): m.rows for m in moved}
+    sent = {(m.peer, m.part): m.rows for m in moved}
     wanted = {visit.key: visit.need or visit.held for visit in script.visits}
-    at = {
+    positions_of = {
         key: problem.positions(key[0], device)[rows.start : rows.stop]
         for key, rows in wanted.items()
     }
-    order = torch.cat(list(at.values())).sort().values
-    place = {key: torch.searchsorted(order, positions) for key, positions in at.items()}
+    order = torch.cat(list(positions_of.values())).sort().values
+    place = {key: torch.searchsorted(order, positions) for key, positions in positions_of.items()}
     seen = problem.intervals_of(rank, own, order)
-    return _Plan(rank, own, wanted, given, place, seen, order.int())
+    return _Plan(rank, own, wanted, sent, place, seen, order.int())
 
 
 class _Group(NamedTuple):
@@ -95,11 +95,11 @@ def _groups(q: Tensor, k: Tensor, problem: RankProblem) -> list[_Group]:
 
 
 def _gather(
-    given: tuple[Tensor, ...], group: _Group, plan: _Plan, comm: Comm
+    tensors: tuple[Tensor, ...], group: _Group, plan: _Plan, comm: Comm
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Starts to gather K and V (and their scales) of one group; the result waits for them and puts
     them in order."""
-    own = Chunk(tuple(x[:, group.kv_heads] for x in given), plan.own)
+    own = Chunk(tuple(x[:, group.kv_heads] for x in tensors), plan.own)
     # They travel while the group before is computed with.
     hop = comm.hop(f"step {group.step - 1}" if group.step else "start")
     shape, batch = ChunkShape(own.tensors), Batch(hop, f"{group.label} of all")
@@ -161,25 +161,25 @@ def forward(
     """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse.
     ``scales``: as in ``ring.forward``."""
     plan, groups = _plan(problem, q.device), _groups(q, k, problem)
-    dtype, given = problem.quantized_from or q.dtype, (k, v, *scales[1:])
+    dtype, travelling = problem.quantized_from or q.dtype, (k, v, *scales[1:])
     out = torch.empty((*q.shape[:3], v.shape[3]), dtype=dtype, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    coming, bias = _gather(given, groups[0], plan, comm), parameters.bias()
-    for at, group in enumerate(groups):
-        keys, values, *more = coming()
-        if at + 1 < len(groups):
-            coming = _gather(given, groups[at + 1], plan, comm)
+    coming, bias = _gather(travelling, groups[0], plan, comm), parameters.bias()
+    for number, group in enumerate(groups):
+        keys, values, *of_keys = coming()
+        if number + 1 < len(groups):
+            coming = _gather(travelling, groups[number + 1], plan, comm)
         of_queries = [x[:, group.heads] for x in scales[:1]]
-        with comm.computing(at, group.label):
+        with comm.computing(number, group.label):
             positional = problem.by_position_at(
                 problem.rank, plan.own, plan.order, group.heads, bias
             )
             state = problem.attend(
                 q[:, group.heads], keys, values, plan.ranges, out_dtype=dtype,
-                scales=(*of_queries, *more) or None, **positional,
+                scales=(*of_queries, *of_keys) or None, **positional,
             )  # fmt: skip
         out[:, group.heads], lse[:, group.heads] = state
-        del keys, values, more, state
+        del keys, values, of_keys, state
     if parameters.sinks is not None:
         merge_sinks_(out, lse, parameters.sinks)
     return Result(out, lse, (q, k, v, out, lse))
@@ -198,12 +198,12 @@ def backward(
     bias = parameters.bias(with_gradient=True)
     coming = _gather((k, v), groups[0], plan, comm)
     going: Callable[[], None] | None = None
-    for at, group in enumerate(groups):
+    for number, group in enumerate(groups):
         keys, values = coming()
-        if at + 1 < len(groups):
-            coming = _gather((k, v), groups[at + 1], plan, comm)
+        if number + 1 < len(groups):
+            coming = _gather((k, v), groups[number + 1], plan, comm)
         sums = ChunkShape((keys, values), torch.float32).zeros(Rows(0, plan.rows)).tensors
-        with comm.computing(at, group.label):
+        with comm.computing(number, group.label):
             positional = problem.by_position_at(
                 problem.rank, plan.own, plan.order, group.heads, bias
             )

@@ -36,7 +36,7 @@ def _places(layout: geometry.Layout, rank: int, device: torch.device) -> tuple[T
     joined = positions(layout, rank, device)
     apart = geometry.Layout(layout.partition, layout.padded, layout.ranks * layout.fold)
     shards = range(rank * layout.fold, (rank + 1) * layout.fold)
-    return tuple(torch.searchsorted(joined, positions(apart, one, device)) for one in shards)
+    return tuple(torch.searchsorted(joined, positions(apart, shard, device)) for shard in shards)
 
 
 def _to_rows(tensors: Sequence[Tensor], comm: Comm, places: tuple[Tensor, ...]) -> list[Tensor]:
@@ -107,9 +107,9 @@ def backward(
     places = _places(problem.layout, problem.rank, dout.device)
     if problem.call.return_lse and dlse is None:  # other ranks may have one
         dlse = torch.zeros(dout.shape[:3], dtype=torch.float32, device=dout.device)
-    dout, *more = _to_rows((dout,) if dlse is None else (dout, dlse), near, places)
+    dout, *of_lse = _to_rows((dout,) if dlse is None else (dout, dlse), near, places)
     gradients = inner.backward(
-        dout, more[0] if more else None, saved, problem, far, _share(parameters, near)
+        dout, of_lse[0] if of_lse else None, saved, problem, far, _share(parameters, near)
     )
     dq, dk, dv = (x.to(dout.dtype) for x in gradients[:3])
     shares = [x.new_zeros(x.shape, dtype=torch.float32) for x in parameters if x is not None]

@@ -42,18 +42,18 @@ def forward(
     Saved are q, k, v, out, lse and, where the backward pass walks back from here, the chunks that
     were received last.
     """
-    script, kept = problem.script("forward"), _kept(problem)
+    script, to_keep = problem.script("forward"), _kept(problem)
     ring = InFlight(comm, problem.rank, Chunk((k, v, *scales[1:]), problem.own))
     state: State | None = None
     bias = parameters.bias()
-    left = sum(bool(visit.need) for visit in script.visits)
-    for at, step in enumerate(script.steps):
-        ring.post(at, step)
+    to_attend = sum(bool(visit.need) for visit in script.visits)
+    for number, step in enumerate(script.steps):
+        ring.post(number, step)
         for visit in step.visits:
-            left -= bool(visit.need)
+            to_attend -= bool(visit.need)
             if visit.need or state is None:  # the first visit sets the state, even of no rows
-                out_dtype = None if left else problem.quantized_from or q.dtype
-                with comm.computing(at, f"chunk {visit.owner}"):
+                out_dtype = None if to_attend else problem.quantized_from or q.dtype
+                with comm.computing(number, f"chunk {visit.owner}"):
                     # The chunk gets no name here, which would keep it until the next step.
                     state = _attend(
                         (q, *scales[:1]),
@@ -64,13 +64,13 @@ def forward(
                         state,
                         out_dtype,
                     )
-        ring.wait(at)
-        ring.drop(visit.key for visit in step.visits if visit.key not in kept)
+        ring.wait(number)
+        ring.drop(visit.key for visit in step.visits if visit.key not in to_keep)
     ring.finish()
     assert state is not None
     if parameters.sinks is not None:
         merge_sinks_(*state, parameters.sinks)
-    extra = [x for key, rows in kept.items() for x in ring.held[key].cut(rows)]
+    extra = [x for key, rows in to_keep.items() for x in ring.held[key].cut(rows)]
     return Result(*state, (q, k, v, *state, *extra))
 
 
@@ -80,7 +80,7 @@ def backward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
     of the ``parameters`` the part of the gradient that comes from the pairs computed here."""
-    q, k, v, out, lse, *kept = saved
+    q, k, v, out, lse, *chunks = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.call.strategy.backend)
     matching = out if dlse is None else None
     bias = parameters.bias(with_gradient=True)
@@ -91,20 +91,20 @@ def backward(
     staying, added = (queries, (q,)) if keys_walk else (keys, keys)
     ring = InFlight(comm, rank, Chunk(moving, own), summed)
     stay = Side(rank, own, staying, ChunkShape(added, torch.float32).zeros(own).tensors)
-    for (key, rows), *pair in zip(script.kept, kept[::2], kept[1::2], strict=True):
+    for (key, rows), *pair in zip(script.kept, chunks[::2], chunks[1::2], strict=True):
         ring.held[key] = Chunk(tuple(pair), rows)
     work = _work(script, rank, _halves(q, k))
-    for at, step in enumerate(script.steps):
-        ring.post(at, step)
-        for visit, heads in work[at]:
+    for number, step in enumerate(script.steps):
+        ring.post(number, step)
+        for visit, heads in work[number]:
             if visit.sums:
                 ring.sums[visit.key] = ring.zeros(visit.sums)
             if visit.need:
-                with comm.computing(at, f"chunk {visit.owner}"):
+                with comm.computing(number, f"chunk {visit.owner}"):
                     _differentiate(
                         stay, ring.side(visit), heads, matching, problem, bias, keys_walk
                     )
-        ring.wait(at)
+        ring.wait(number)
         ring.drop(visit.key for visit in step.visits)
     ring.finish()
     home = ring.sums[rank, 0].tensors
@@ -128,10 +128,10 @@ def _attend(
 ) -> State:
     rows = visit.need or visit.held
     hop = (problem.rank, problem.own, visit.owner, rows)
-    (q, *more), (k, v, *of_keys) = queries, held.cut(rows)
+    (q, *of_queries), (k, v, *of_keys) = queries, held.cut(rows)
     return problem.attend(
         q, k, v, problem.intervals(*hop, q.device), state, out_dtype,
-        scales=(*more, *of_keys) or None,
+        scales=(*of_queries, *of_keys) or None,
         **problem.by_position(*hop, slice(None), q.device, bias),
     )  # fmt: skip
 
@@ -235,10 +235,10 @@ class InFlight:
         key, rows = visit.key, visit.need
         return Side(visit.owner, rows, self.held[key].cut(rows), self.sums[key].cut(rows))
 
-    def post(self, at: int, step: Step) -> None:
+    def post(self, number: int, step: Step) -> None:
         """Starts the transfers of one step; one batch for those that end together."""
         for due, label, together in step.batches:
-            batch = Batch(self._comm.hop(f"step {at}"), label)
+            batch = Batch(self._comm.hop(f"step {number}"), label)
             arriving: list[tuple[Key, Chunk]] = []
             for message in together:
                 if message.send:

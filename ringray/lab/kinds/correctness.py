@@ -78,13 +78,13 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
 
 def _shares(config: TrialConfig, device: torch.device, whole: list[Tensor]) -> dict[str, float]:
     want, yardstick, norm_of = _truth(config.problem, config.measure.seed, device)
-    found = {
+    shares = {
         name: testing.budget_share(got, getattr(want, name), getattr(yardstick, name), norm_of)
         for name, got in zip(NAMES, whole, strict=False)
     }
     for got in whole[len(NAMES) :]:
-        found["dsinks"] = testing.sinks_share(got, want.dsinks, yardstick.dsinks)  # type: ignore[arg-type]
-    return found
+        shares["dsinks"] = testing.sinks_share(got, want.dsinks, yardstick.dsinks)  # type: ignore[arg-type]
+    return shares
 
 
 @lru_cache(maxsize=8)
@@ -97,15 +97,15 @@ def _truth(
     scale = problem.head_dim**-0.5
     upstream = dout if problem.has_backward else None
     learned = sinks(problem, seed, device) if problem.sinks else None
-    more: dict[str, Any] = {"scale": scale, "softcap": problem.softcap, "sinks": learned}
-    more["slopes"] = slopes(problem)
-    more["factors"] = testing.dropout_factors(q, problem.dropout_p or 0.0, seed)
+    scoring: dict[str, Any] = {"scale": scale, "softcap": problem.softcap, "sinks": learned}
+    scoring["slopes"] = slopes(problem)
+    scoring["factors"] = testing.dropout_factors(q, problem.dropout_p or 0.0, seed)
     fp8 = problem.quantize is not None
     if fp8:
         q, k, v = (dequantized(*quantized(x)) for x in (q, k, v))
     return (
-        testing.oracle(q, k, v, upstream, seen, **more),
-        testing.yardstick(q, k, v, upstream, seen, causal=problem.causal, fp8=fp8, **more),
+        testing.oracle(q, k, v, upstream, seen, **scoring),
+        testing.yardstick(q, k, v, upstream, seen, causal=problem.causal, fp8=fp8, **scoring),
         dout,
     )
 

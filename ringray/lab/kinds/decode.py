@@ -55,7 +55,7 @@ def _drawn(
 ) -> list[Tensor]:
     """Returns tensors (B, H, rows, D), one for each H of ``heads``."""
     shapes = [(config.problem.batch, count, rows, config.problem.head_dim) for count in heads]
-    return [drawn(config, context, shape, salt + at) for at, shape in enumerate(shapes)]
+    return [drawn(config, context, shape, salt + number) for number, shape in enumerate(shapes)]
 
 
 def _alone(config: TrialConfig, context: RankContext) -> Callable[[], float] | None:
@@ -77,9 +77,11 @@ def _alone(config: TrialConfig, context: RankContext) -> Callable[[], float] | N
         k, v = _drawn(config, context, len(keys), 3, problem.kv_heads, problem.kv_heads)
         mask = None
         if tokens > 1:
-            at = torch.arange(problem.seq_len - tokens, problem.seq_len).repeat_interleave(group)
-            seen = (keys >= at[:, None] - window) | (keys < everyone)
-            seen &= keys <= at[:, None]
+            positions = torch.arange(problem.seq_len - tokens, problem.seq_len).repeat_interleave(
+                group
+            )
+            seen = (keys >= positions[:, None] - window) | (keys < everyone)
+            seen &= keys <= positions[:, None]
             mask = torch.zeros(seen.shape, dtype=q.dtype).masked_fill_(~seen, -torch.inf)
             mask = mask.to(context.device)
 

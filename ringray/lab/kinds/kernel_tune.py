@@ -49,12 +49,12 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
 
     problem, target = config.problem, target_named(architecture(device))
     group = problem.heads // problem.kv_heads
-    for kernel, given in blocks.given.items():
-        reason = supports(given, problem.of_kernel(kernel), target)
+    for kernel, block in blocks.given.items():
+        reason = supports(block, problem.of_kernel(kernel), target)
         if reason is not None:
-            return f"{kernel}={given}: {reason}"
+            return f"{kernel}={block}: {reason}"
         case = Case(
-            target.name, kernel, problem.head_dim, problem.dtype, group, given,
+            target.name, kernel, problem.head_dim, problem.dtype, group, block,
             value_dim=problem.value_dim, softcap=problem.softcap,
             bias=(1, 2 * group) if problem.alibi else (),
             dropout_p=problem.dropout_p or 0.0,
@@ -63,7 +63,7 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
         try:
             spilled = compile_case(case).whole_spilled
         except Exception as error:  # of Triton or ptxas, of many types
-            return f"{kernel}={given}: does not compile: {type(error).__name__}: {error}"[:500]
+            return f"{kernel}={block}: does not compile: {type(error).__name__}: {error}"[:500]
         if spilled:
-            return f"{kernel}={given}: spills {spilled} bytes a thread in its loops"
+            return f"{kernel}={block}: spills {spilled} bytes a thread in its loops"
     return None

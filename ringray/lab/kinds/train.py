@@ -49,8 +49,8 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     if training.checkpoints is None:
         _train(config, context, trainer, None, report)
     else:
-        with Checkpoints(training.checkpoints, note=report.notes.append) as kept:
-            _train(config, context, trainer, kept, report)
+        with Checkpoints(training.checkpoints, note=report.notes.append) as checkpoints:
+            _train(config, context, trainer, checkpoints, report)
     return report
 
 
@@ -58,14 +58,17 @@ def _train(
     config: TrialConfig,
     context: RankContext,
     trainer: Trainer,
-    kept: Checkpoints | None,
+    checkpoints: Checkpoints | None,
     report: RankReport,
 ) -> None:
     """Takes the steps that are missing."""
     training, losses, norm = config.training, [], math.nan
     assert training is not None
     accept = partial(check_facts, model=trainer.size)
-    if kept and (facts := kept.load(trainer.model, trainer.optimizer, accept)) is not None:
+    if (
+        checkpoints
+        and (facts := checkpoints.load(trainer.model, trainer.optimizer, accept)) is not None
+    ):
         trainer.resume(facts)
         losses, norm = [*map(float, facts.get("losses", []))], float(facts.get("norm", math.nan))
     if trainer.done > config.measure.repeats:
@@ -79,8 +82,8 @@ def _train(
         try:
             taken.append(trainer.step())
         except LossError:
-            if kept is not None:
-                kept.wait()  # the last checkpoint is good
+            if checkpoints is not None:
+                checkpoints.wait()  # the last checkpoint is good
             raise
         losses.append(taken[-1].loss)
 
@@ -103,14 +106,14 @@ def _train(
         report.values["sent_bytes"], report.messages = [used.sent_bytes], used.messages
         report.values.setdefault("wait_ms", []).append(used.wait_s * 1e3)
         last = trainer.done == config.measure.repeats
-        if kept is not None and (last or trainer.done % (training.save_every or 1) == 0):
-            said = {**trainer.facts(), "losses": losses, "norm": taken[-1].norm}
-            kept.save(trainer.done, trainer.model, trainer.optimizer, said)
-    if kept is not None:
-        kept.wait()
+        if checkpoints is not None and (last or trainer.done % (training.save_every or 1) == 0):
+            facts_now = {**trainer.facts(), "losses": losses, "norm": taken[-1].norm}
+            checkpoints.save(trainer.done, trainer.model, trainer.optimizer, facts_now)
+    if checkpoints is not None:
+        checkpoints.wait()
     context.barrier()
     if taken:
-        norm, report.flops = taken[-1].norm, statistics.mean(one.flops for one in taken)
+        norm, report.flops = taken[-1].norm, statistics.mean(step.flops for step in taken)
     report.values["loss"], report.values["gradient_norm"] = losses[-1:], [norm]
     report.values[REACH] = [float(config.problem.seq_len)]
     report.curves = {"loss": losses}
@@ -141,7 +144,7 @@ def corpus(training: TrialTraining, model: Model, seed: int) -> Corpus | RandomT
 def _held(trainer: Trainer) -> int:
     """Returns the bytes of this rank's weights, and of its optimizer's numbers; the first step of a
     training makes them."""
-    numbers = (x for one in trainer.optimizer.state.values() for x in one.values())
+    numbers = (x for state in trainer.optimizer.state.values() for x in state.values())
     tensors = (x for x in (*trainer.model.parameters(), *numbers) if isinstance(x, Tensor))
     local = (x.to_local() if isinstance(x, DTensor) else x for x in tensors)
     return sum(x.numel() * x.element_size() for x in local)

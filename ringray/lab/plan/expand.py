@@ -54,11 +54,11 @@ def expand(spec: Spec, device: str) -> list[TrialConfig]:
         SpecError: too many points or documents.
     """
     limits.check_sweep(spec, [(*axis[:2], spec.sweep(*axis[:2])) for axis in axes_of(spec)])
-    found = limits.check_points(spec, _points(spec, device))
-    if spec.training.checkpoints is not None and len(found) > 1:
-        text = f"one folder for {len(found):,} points, expected a spec of one point"
+    configs = limits.check_points(spec, _points(spec, device))
+    if spec.training.checkpoints is not None and len(configs) > 1:
+        text = f"one folder for {len(configs):,} points, expected a spec of one point"
         raise spec.error("training.checkpoints", text)
-    return found
+    return configs
 
 
 def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
@@ -102,9 +102,9 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
 
 
 def _sizes(spec: Spec, name: str) -> dict[str, int]:
-    given = {size: getattr(spec.training, size) for size in _SIZES}
+    sizes_asked = {size: getattr(spec.training, size) for size in _SIZES}
     try:
-        model = vars(sizes.named(name, given))
+        model = vars(sizes.named(name, sizes_asked))
     except UserError as error:
         field, _, text = str(error).partition(": ")
         raise spec.error(f"training.{field}", text) from None
@@ -128,8 +128,10 @@ def _trained(spec: Spec) -> dict[str, Any]:
 def _ladder(shortest: int, longest: int) -> list[int]:
     """Returns lengths up to ``longest``, of which each is about 9% longer than the one before."""
     count = int(8 * math.log2(longest / shortest))
-    found = [round(shortest * 2 ** (i / 8) / _LENGTHS) * _LENGTHS for i in range(count + 1)]
-    return sorted({shortest, longest, *(one for one in found if shortest < one < longest)})
+    lengths = [round(shortest * 2 ** (i / 8) / _LENGTHS) * _LENGTHS for i in range(count + 1)]
+    return sorted(
+        {shortest, longest, *(length for length in lengths if shortest < length < longest)}
+    )
 
 
 def _absolute(path: str | None) -> str | None:
@@ -140,10 +142,10 @@ def _absolute(path: str | None) -> str | None:
 def _searched(kind: TrialKind, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:
     """Yields the values of the fields that a tuning kind searches at one point of the sweep."""
     if kind.ranks_alone:
-        given = chosen["blocks"]
+        blocks = chosen["blocks"]
         # What is searched is compared with the default.
-        found = kernel_cuts.cuts(chosen, device) if given is None else [given]
-        for cut in dict.fromkeys([*found, *([None] if isinstance(given, int) else [])]):
+        cuts = kernel_cuts.cuts(chosen, device) if blocks is None else [blocks]
+        for cut in dict.fromkeys([*cuts, *([None] if isinstance(blocks, int) else [])]):
             yield {"ring_size": 1, **tuned.DEFAULTS, "blocks": cut}
     elif kind.tunes:
         yield from _strategies(chosen)
@@ -161,9 +163,9 @@ def _strategies(chosen: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     }
     left_open = [name for name in choices if chosen[name] == "auto"]
     for values in itertools.product(*(choices[name] for name in left_open)):
-        found = dict(zip(left_open, values, strict=True))
-        if found.get("backward", "planned") == "planned" or _walks({**chosen, **found}):
-            yield found
+        values_of = dict(zip(left_open, values, strict=True))
+        if values_of.get("backward", "planned") == "planned" or _walks({**chosen, **values_of}):
+            yield values_of
 
 
 def _walks(chosen: Mapping[str, Any]) -> bool:

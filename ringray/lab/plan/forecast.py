@@ -66,15 +66,15 @@ def host(on: Fleet | None, machine: int | None) -> Host | None:
 
 def room(spec: Spec, config: TrialConfig, host: Host | None) -> MemoryBudget | None:
     """Returns the memory that a rank may use, None if that is not known."""
-    found = []
+    budgets = []
     if spec.limits.rank_memory is not None:
-        found.append(MemoryBudget(spec.limits.rank_memory, "limits.rank_memory"))
+        budgets.append(MemoryBudget(spec.limits.rank_memory, "limits.rank_memory"))
     if host is not None:
         alone = spec.trial_kind.ranks_alone
         ranks = min(host.ranks, spec.sweep("ring", "size")[0] if alone else config.ring.size)
         owner = f" of {host.name}" + (f" for each of {ranks} ranks" if ranks > 1 else "")
-        found.append(MemoryBudget(host.memory / ranks, "problem.seq_len", owner))
-    return min(found, default=None)
+        budgets.append(MemoryBudget(host.memory / ranks, "problem.seq_len", owner))
+    return min(budgets, default=None)
 
 
 def too_large(
@@ -86,7 +86,7 @@ def too_large(
 ) -> tuple[list[Reason | None], str]:
     """Returns the ``reasons`` with those of points that surely lack memory, and a warning of those
     that may lack it, or ""."""
-    found, close = list(reasons), []
+    pruned, close = list(reasons), []
     for i, (config, cost) in enumerate(zip(configs, costs, strict=True)):
         if cost is None or (there := room(spec, config, host)) is None:
             continue
@@ -95,13 +95,13 @@ def too_large(
             continue
         if peak > _margin(config) * there.size:
             text = f"predicted {units.memory(peak)} per rank, more than {there}"
-            found[i] = Reason(there.field, text)
+            pruned[i] = Reason(there.field, text)
         else:
             close.append((peak, there))
     if not close:
-        return found, ""
+        return pruned, ""
     peak, there = max(close)
-    return found, (
+    return pruned, (
         f"warning: {units.plural(len(close), 'point')} may run out of memory: up to "
         f"{units.memory(peak)} per rank are predicted, more than {there}, but not by more than "
         "predictions err"
@@ -127,8 +127,9 @@ def shares(spec: Spec, trials: Sequence[Trial]) -> list[float]:
             return min(1.0, (1 + math.log2(points)) / points)
         return min(1.0, max(spec.search.share, LEAST / points))
 
-    of_trial = {one.index: share(len(study)) for study in problems.studies(trials) for one in study}
-    return [of_trial[one.index] for one in trials]
+    every = problems.studies(trials)
+    of_trial = {trial.index: share(len(study)) for study in every for trial in study}
+    return [of_trial[trial.index] for trial in trials]
 
 
 def beaten(costs: Sequence[Cost], keep: Sequence[int] = ()) -> list[int]:
@@ -148,10 +149,11 @@ def without_beaten(spec: Spec, trials: tuple[Trial, ...], cores: int | None) -> 
         return trials
     lost = set()
     for group in problems.studies([trial for trial in trials if trial.pruned is None]):
-        if cores and any(one.config.ring.size * one.config.ring.threads > cores for one in group):
+        rings = [trial.config.ring for trial in group]
+        if cores and any(ring.size * ring.threads > cores for ring in rings):
             continue
         usual = problems.defaults(group)
         keep = [i for i, trial in enumerate(group) if trial in usual]
         costs = [trial.predicted for trial in group if trial.predicted is not None]
         lost |= {group[i].key for i in beaten(costs, keep)}
-    return tuple(replace(one, pruned=BEATEN) if one.key in lost else one for one in trials)
+    return tuple(replace(trial, pruned=BEATEN) if trial.key in lost else trial for trial in trials)

@@ -47,14 +47,14 @@ def kernel_of(blocks: object) -> str:
 
 def configs(problem: Problem) -> list[BlockConfig]:
     """Returns the configurations that some known GPU may run, the defaults first."""
-    found: dict[BlockConfig, None] = {}
+    unique: dict[BlockConfig, None] = {}
     for target in TARGETS.values():
         with suppress(ValueError):
-            found[default(problem, target)] = None
+            unique[default(problem, target)] = None
     for config in _combinations(problem):
         if any(supports(config, problem, target) is None for target in TARGETS.values()):
-            found[config] = None
-    return list(found)
+            unique[config] = None
+    return list(unique)
 
 
 def _combinations(problem: Problem) -> Iterator[BlockConfig]:

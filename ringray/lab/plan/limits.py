@@ -55,12 +55,12 @@ def check_points(spec: Spec, configs: Iterable[TrialConfig]) -> list[TrialConfig
     Raises:
         SpecError: a search adds too many points, or their documents are too many.
     """
-    found: dict[TrialConfig, None] = {}
+    unique: dict[TrialConfig, None] = {}
     documents = 0
     for config in configs:
-        found[config] = None
+        unique[config] = None
         documents += _areas(config)
-        if len(found) > MOST_POINTS:
+        if len(unique) > MOST_POINTS:
             most = f"{MOST_POINTS:,}; leave less open"
             message = f"more than {MOST_POINTS:,} points, a plan has at most {most}"
             raise spec.error("strategy.transport", message)
@@ -68,7 +68,7 @@ def check_points(spec: Spec, configs: Iterable[TrialConfig]) -> list[TrialConfig
             most = f"{MOST_DOCUMENTS:,} in all points together"
             field, parts = _dividing(spec)
             raise spec.error(field, f"too many {parts}, a plan has at most {most}")
-    return list(found)
+    return list(unique)
 
 
 def check_work(spec: Spec, geometries: Iterable[TrialConfig]) -> None:
@@ -107,11 +107,11 @@ def _dividing(spec: Spec) -> tuple[str, str]:
 def check_sections(spec: Spec) -> None:
     """Raises SpecError if a kind that trains nothing has a training, or a training what it does
     not read."""
-    given = spec.training.model_fields_set
-    if given and not spec.trial_kind.trains:
+    fields_set = spec.training.model_fields_set
+    if fields_set and not spec.trial_kind.trains:
         training = [name for name, kind in KINDS.items() if kind.trains]
         message = f"kind {spec.kind} trains nothing, expected kind {' or '.join(training)}"
-        raise spec.error(f"training.{min(given)}", message)
+        raise spec.error(f"training.{min(fields_set)}", message)
     for field, instead in _UNREAD.items() if spec.trial_kind.trains else ():
         section, _, name = field.partition(".")
         part = getattr(spec, section)
@@ -127,7 +127,7 @@ def check_corpus(spec: Spec) -> None:
     if not paths:
         return
     try:
-        found = Corpus(paths)
+        corpus = Corpus(paths)
     except CorpusError as error:
         raise spec.error("training.corpus", str(error).removeprefix("corpus: ")) from None
     if train.tokenizer is not None:
@@ -135,21 +135,21 @@ def check_corpus(spec: Spec) -> None:
             message = f"got {train.tokenizer!r}, expected the folder of a Hugging Face tokenizer"
             raise spec.error("training.tokenizer", message)
         return
-    _check_vocabulary(spec, found.vocabulary, "as the corpus has")
+    _check_vocabulary(spec, corpus.vocabulary, "as the corpus has")
 
 
 def _check_vocabulary(spec: Spec, least: int, why: str) -> None:
     for name in spec.sweep("training", "model"):
-        known = spec.training.vocab or sizes.named(name, {}).vocab
-        if known < least:
-            raise spec.error("training.vocab", f"got {known}, expected at least {least}, {why}")
+        vocab = spec.training.vocab or sizes.named(name, {}).vocab
+        if vocab < least:
+            raise spec.error("training.vocab", f"got {vocab}, expected at least {least}, {why}")
 
 
 def check_task(spec: Spec) -> tuple[int, ...] | None:
     """Returns the lengths in which a trained task is examined, None for that of the training;
     raises SpecError if model, mesh or lengths do not hold the task of this kind."""
     name, train = spec.trial_kind.task, spec.training
-    examined = tuple(one for one in spec.sweep("training", "examined") if one is not None)
+    examined = tuple(length for length in spec.sweep("training", "examined") if length is not None)
     if not name:
         if examined:
             raise spec.error("training.examined", f"kind {spec.kind} has no examination")

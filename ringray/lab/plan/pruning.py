@@ -121,11 +121,11 @@ def _undecodable(kind: TrialKind, config: TrialConfig) -> Reason | None:
     """Prunes new tokens of other kinds, and what a step of new tokens does not compute."""
     problem = config.problem
     if not kind.decodes:
-        given, text = (
+        value, text = (
             problem.new_tokens,
             f"kind {kind.name} computes whole sequences, expected null",
         )
-        return None if given is None else Reason("problem.new_tokens", f"got {given}, but {text}")
+        return None if value is None else Reason("problem.new_tokens", f"got {value}, but {text}")
     assert problem.new_tokens is not None
     if problem.new_tokens >= problem.seq_len:
         text = f"got {problem.new_tokens}, expected fewer than seq_len {problem.seq_len}"
@@ -145,8 +145,8 @@ def _fixed(
     """Prunes other values of fields that a kind fixes."""
     for section, values in sections.items():
         for name, expected in values.items():
-            if (given := getattr(getattr(config, section), name)) != expected:
-                text = f"got {_written(given)}, expected {_written(expected)}: {why}"
+            if (value := getattr(getattr(config, section), name)) != expected:
+                text = f"got {_written(value)}, expected {_written(expected)}: {why}"
                 return Reason(f"{section}.{name}", text)
     return None
 
@@ -162,12 +162,12 @@ def _too_large(config: TrialConfig) -> Reason | None:
     row = problem.kv_heads * (problem.head_dim + problem.value_dim)
     row += problem.heads * problem.head_dim
     row *= DTYPES[problem.dtype].itemsize
-    given = problem.batch * rows * row
-    if given <= RANK_BYTES:
+    elements = problem.batch * rows * row
+    if elements <= RANK_BYTES:
         return None
     return Reason(
         "problem.seq_len",
-        f"q, k and v of a rank take {given >> 40:,} TiB, more than {RANK_BYTES >> 40}; "
+        f"q, k and v of a rank take {elements >> 40:,} TiB, more than {RANK_BYTES >> 40}; "
         "take shorter sequences, smaller batches or more ranks",
     )
 
@@ -234,11 +234,11 @@ def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:
 
 
 def _fits_nowhere(config: TrialConfig, blocks: Blocks) -> Reason | None:
-    for kernel, given in blocks.given.items():
+    for kernel, block in blocks.given.items():
         problem = config.problem.of_kernel(kernel)
-        reasons = {name: supports(given, problem, target) for name, target in TARGETS.items()}
+        reasons = {name: supports(block, problem, target) for name, target in TARGETS.items()}
         if all(reasons.values()):
-            text = f"{kernel}={given} fits no known GPU: {reasons['sm_90']}"
+            text = f"{kernel}={block} fits no known GPU: {reasons['sm_90']}"
             return Reason("strategy.blocks", text)
     return None
 

@@ -40,7 +40,7 @@ def _blocks() -> Kind:
 def _transport() -> Kind:
     """Returns the kind of ``auto``, ``ring``, ``hybrid``, ``hybrid:2``, ..."""
     names = ("auto", *TRANSPORTS)
-    numbered = [name for name, one in TRANSPORTS.items() if one.parameter]
+    numbered = [name for name, transport in TRANSPORTS.items() if transport.parameter]
     written = [f"{name}(:[1-9][0-9]{{0,4}})?" if name in numbered else name for name in names]
 
     def named(value: object) -> object:
@@ -64,11 +64,11 @@ def _mapping(model: type[BaseModel], expected: Callable[[Where], str]) -> Before
         try:
             return model.model_validate(value)
         except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)
-        unknown = [one["loc"] for one in found if one["type"] == "extra_forbidden"]
+            errors = error.errors(include_url=False, include_input=False)
+        unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
         if unknown:
             raise Mismatch(f"only the {names} here", at=unknown[0])
-        raise Mismatch(expected(found[0]["loc"]), at=found[0]["loc"])
+        raise Mismatch(expected(errors[0]["loc"]), at=errors[0]["loc"])
 
     return BeforeValidator(given)
 
@@ -84,11 +84,11 @@ class Window(Fields):
 
 def _window() -> Kind:
     """Returns the kind of null, a number of positions, or ``{left: ..., right: ...}``."""
-    one = _LENGTH
-    fields = _mapping(Window, lambda at: f"{one.expected}, null")
+    length = _LENGTH
+    fields = _mapping(Window, lambda at: f"{length.expected}, null")
     return Kind(
-        Annotated[one.type | Window | None, fields],
-        f"null (no window), {one.expected}, or {{left: positions before, right: after}}",
+        Annotated[length.type | Window | None, fields],
+        f"null (no window), {length.expected}, or {{left: positions before, right: after}}",
     )
 
 

@@ -18,7 +18,7 @@ Model = type[BaseModel]
 def explain(error: ValidationError, source: Source, model: Model) -> list[SpecError]:
     """Returns the mistakes that validating ``source`` as ``model`` found."""
     details = error.errors(include_url=False)
-    return [one for detail in details for one in _explain(detail, source, model)]
+    return [mistake for detail in details for mistake in _explain(detail, source, model)]
 
 
 def _explain(detail: ErrorDetails, source: Source, model: Model) -> Iterator[SpecError]:
@@ -33,9 +33,9 @@ def _explain(detail: ErrorDetails, source: Source, model: Model) -> Iterator[Spe
     elif detail["type"] == "missing":
         yield from _missing(where, source, model)
     else:
-        given = "the file is empty" if source.empty else f"got {source.written(where)}"
+        got = "the file is empty" if source.empty else f"got {source.written(where)}"
         section = _section(model, where) or model
-        message = f"{given}, expected a mapping with the fields {', '.join(section.model_fields)}"
+        message = f"{got}, expected a mapping with the fields {', '.join(section.model_fields)}"
         yield source.error(message, where, None if where else 1)
 
 
@@ -43,7 +43,9 @@ def _unknown(where: Where, source: Source, model: Model) -> SpecError:
     fields = (_section(model, where[:-1]) or model).model_fields
     name = str(where[-1])
     sections = ((other, _section(model, (other,))) for other in model.model_fields)
-    elsewhere = (f"{other}.{name}" for other, one in sections if one and name in one.model_fields)
+    elsewhere = (
+        f"{other}.{name}" for other, section in sections if section and name in section.model_fields
+    )
     meant = next(elsewhere, None) or nearest(name, fields)
     hint = f"; did you mean {meant!r}?" if meant else ";"
     message = f"unknown field{hint} valid: {', '.join(fields)}"
@@ -68,9 +70,9 @@ def _section(model: Model, where: Where) -> Model | None:
     for part in where:
         annotation = model.model_fields[str(part)].annotation
         inner = [
-            one
-            for one in (annotation, *get_args(annotation))
-            if isinstance(one, type) and issubclass(one, BaseModel)
+            type_
+            for type_ in (annotation, *get_args(annotation))
+            if isinstance(type_, type) and issubclass(type_, BaseModel)
         ]
         if not inner:
             return None

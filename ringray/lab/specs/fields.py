@@ -106,12 +106,12 @@ def unquoted(value: object) -> object:
 def one_of(names: Collection[str], aliases: Mapping[str, str] | None = None) -> Kind:
     """Returns the kind of ``names``; ``aliases`` stand for names."""
     names, aliases = tuple(names), aliases or {}
-    given = (*names, *aliases)
+    valid = (*names, *aliases)
 
     def resolve(value: object) -> object:
-        return aliases.get(known(value, given), value) if isinstance(value, str) else value
+        return aliases.get(known(value, valid), value) if isinstance(value, str) else value
 
-    enum = Annotated[str, WithJsonSchema({"type": "string", "enum": list(given)})]
+    enum = Annotated[str, WithJsonSchema({"type": "string", "enum": list(valid)})]
     name = Annotated[str, BeforeValidator(resolve, json_schema_input_type=enum)]
     return Kind(name, f"one of {', '.join(names)}" if len(names) > 1 else names[0])
 
@@ -174,8 +174,8 @@ def _quantity(
         return number(float(match[1]) * table[match[2]]) if match else value
 
     plain: Any = Annotated[number, Field(ge=low, le=high)]
-    given = plain | Annotated[str, Field(pattern=pattern)]
-    return Annotated[plain, BeforeValidator(convert, json_schema_input_type=given)]
+    written = plain | Annotated[str, Field(pattern=pattern)]
+    return Annotated[plain, BeforeValidator(convert, json_schema_input_type=written)]
 
 
 TRUTH = Kind(bool, "true or false")
@@ -208,22 +208,22 @@ class Several(Kind):
             return (single,) if self.always else single
         if not value:
             raise Mismatch(self.expected)
-        found: dict[object, None] = {}
+        unique: dict[object, None] = {}
         for index, item in enumerate(value):
             try:
-                one = self.one.read(item)
+                choice = self.one.read(item)
             except Mismatch as mismatch:
-                at = (index, *mismatch.at)
-                raise Mismatch(mismatch.expected, at=at, hint=mismatch.hint) from None
-            if one in found:
+                place = (index, *mismatch.at)
+                raise Mismatch(mismatch.expected, at=place, hint=mismatch.hint) from None
+            if choice in unique:
                 raise Mismatch("each value once", at=(index,))
-            found[one] = None
+            unique[choice] = None
         # A list of one measures the same as its value, so both have one normal form.
-        return tuple(found) if self.always or len(found) > 1 else next(iter(found))
+        return tuple(unique) if self.always or len(unique) > 1 else next(iter(unique))
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        one = super().__get_pydantic_json_schema__(core, handler)
-        several = {"type": "array", "items": one, "minItems": 1, "uniqueItems": True}
-        return {"anyOf": [*one.get("anyOf", [one]), several]}
+        schema = super().__get_pydantic_json_schema__(core, handler)
+        several = {"type": "array", "items": schema, "minItems": 1, "uniqueItems": True}
+        return {"anyOf": [*schema.get("anyOf", [schema]), several]}

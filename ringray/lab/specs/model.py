@@ -259,7 +259,7 @@ class Spec(Fields):
             return data
         kind, search = KINDS.get(str(data.get("kind"))), data.get("search", {})
         if kind is not None and kind.reaches and isinstance(search, dict):
-            method = next(name for name, one in METHODS.items() if one.extreme)
+            method = next(name for name, method in METHODS.items() if method.extreme)
             data = {**data, "search": {"method": method, "objectives": [REACH], **search}}
         name, tracking = data.get("name"), data.get("tracking", {})
         named = isinstance(name, str) and re.fullmatch(NAME, name)

@@ -45,8 +45,8 @@ def _example(name: str) -> Path | None:
     path = Path(name)
     if path.parent != Path("experiments") or path.exists():
         return None
-    found = EXAMPLES / path.name
-    return found if found.is_file() else None
+    example = EXAMPLES / path.name
+    return example if example.is_file() else None
 
 
 def read_text(path: str | Path) -> str:
@@ -163,15 +163,15 @@ class Source:
         self.empty = node is None or (node.tag == f"{_CORE}null" and not node.value)
         self.data = None if node is None else self._value(node, (), node.start_mark.line + 1)
 
-    def replace(self, given: str) -> None:
+    def replace(self, assignment: str) -> None:
         """Sets a field as ``--set FIELD=VALUE`` does; ``text`` becomes that of the result.
 
         Raises:
             UserError: ``given`` has another form.
             SpecError: the value is not YAML.
         """
-        option = f"--set {_short(given)}"
-        field, sign, text = given.partition("=")
+        option = f"--set {_short(assignment)}"
+        field, sign, text = assignment.partition("=")
         *around, last = where = tuple(field.strip().split("."))
         if not sign or not all(where) or len(where) > MAX_DEPTH:
             raise UserError(f"{option}: expected FIELD=VALUE such as problem.seq_len=64k")
@@ -181,9 +181,10 @@ class Source:
             raise SpecError(error.message, path=option, field=field) from None
         if not isinstance(self.data, dict):  # of no spec, which its check says
             return
-        self.marks = {at: mark for at, mark in self.marks.items() if at[: len(where)] != where}
+        outside = (place for place in self.marks if place[: len(where)] != where)
+        self.marks = {place: self.marks[place] for place in outside}
         self.mistakes += [
-            SpecError(one.message, path=option, field=field) for one in value.mistakes
+            SpecError(mistake.message, path=option, field=field) for mistake in value.mistakes
         ]
         inside: dict[Any, Any] = self.data
         for depth, part in enumerate(around, 1):
@@ -192,8 +193,8 @@ class Source:
                 self.marks[where[:depth]] = Mark(None, None, "a mapping", False, option)
             inside = inside[part]
         inside[last] = value.data
-        for at, mark in ({(): Mark(None, None, "nothing", True)} | value.marks).items():
-            self.marks[*where, *at] = mark._replace(line=None, key_line=None, option=option)
+        for place, mark in ({(): Mark(None, None, "nothing", True)} | value.marks).items():
+            self.marks[*where, *place] = mark._replace(line=None, key_line=None, option=option)
         self.text = dumped(self.data)
 
     def line_of(self, where: Where) -> int | None:
@@ -211,7 +212,7 @@ class Source:
         line = mark.line if mark and line is None else line
         path = (mark and mark.option) or self.path
         # The field at or around it: errors name no elements of lists.
-        names = [_short(str(one)) for one in takewhile(lambda part: isinstance(part, str), where)]
+        names = [_short(str(part)) for part in takewhile(lambda part: isinstance(part, str), where)]
         return SpecError(message, path=path, line=line, field=".".join(names) or None)
 
     def _nearest(self, where: Where) -> Mark | None:

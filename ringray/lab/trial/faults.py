@@ -118,17 +118,17 @@ class Fault:
 def of_exception(error: BaseException, rank: int) -> Fault:
     """Returns the fault that an exception on ``rank`` shows by its type and text."""
     text = f"{type(error).__name__}: {error}"
-    said = brief(text)
+    message = brief(text)
     if isinstance(error, PeerError):
-        return Fault(error.kind, said, (rank,), secondhand=True)
+        return Fault(error.kind, message, (rank,), secondhand=True)
     if out_of_memory(error):
-        return Fault("out-of-memory", said, (rank,), asked_bytes=asked(text))
-    kinds = [kind for one in _chain(error) if (kind := _kind(one))]
+        return Fault("out-of-memory", message, (rank,), asked_bytes=asked(text))
+    kinds = [kind for link in _chain(error) if (kind := _kind(link))]
     if "compile-error" in kinds:
-        return Fault("compile-error", said, (rank,))
+        return Fault("compile-error", message, (rank,))
     if kinds:
-        return Fault("connection-lost", said, (rank,), secondhand=True)
-    return Fault("user-error" if isinstance(error, ValueError) else "error", said, (rank,))
+        return Fault("connection-lost", message, (rank,), secondhand=True)
+    return Fault("user-error" if isinstance(error, ValueError) else "error", message, (rank,))
 
 
 # Texts of the allocators of the CPU, of CUDA, and of libraries with their own, in lower case.
@@ -182,8 +182,8 @@ def _kind(error: BaseException) -> Kind | None:
     """Recognises errors of compilers, and broken connections: a peer failed."""
     modules = ("triton.compiler", "triton.runtime.errors", "torch._dynamo", "torch._inductor")
     names = ("CompilationError", "OutOfResources", "PTXASError")
-    for one in type(error).__mro__:
-        if one.__module__.startswith(modules) or one.__name__ in names:
+    for type_ in type(error).__mro__:
+        if type_.__module__.startswith(modules) or type_.__name__ in names:
             return "compile-error"
     of_group = type(error).__name__.startswith("Dist")
     return "connection-lost" if of_group or _BROKEN.search(str(error).lower()) else None
@@ -191,14 +191,15 @@ def _kind(error: BaseException) -> Kind | None:
 
 def cause(faults: Mapping[int, Fault]) -> Fault:
     """Returns the cause of simultaneous faults (by rank, at least one), with all its ranks."""
-    found = [fault for fault in faults.values() if not fault.secondhand] or list(faults.values())
-    kind = min((fault.kind for fault in found), key=list(_KINDS).index)
-    alike = [fault for fault in found if fault.kind == kind]
+    direct = [fault for fault in faults.values() if not fault.secondhand]
+    direct = direct or list(faults.values())
+    kind = min((fault.kind for fault in direct), key=list(_KINDS).index)
+    alike = [fault for fault in direct if fault.kind == kind]
     first = min(alike, key=lambda fault: fault.ranks)
     if kind == "out-of-memory":
         return first
     together = [fault for fault in alike if fault.node_id == first.node_id]
-    return replace(first, ranks=tuple(sorted(rank for one in together for rank in one.ranks)))
+    return replace(first, ranks=tuple(sorted(rank for fault in together for rank in fault.ranks)))
 
 
 _BYTES = {name.lower(): count for name, count in BYTES.items()} | {"bytes": 1, "kb": 1 << 10}
@@ -206,10 +207,10 @@ _BYTES = {name.lower(): count for name, count in BYTES.items()} | {"bytes": 1, "
 
 def asked(text: str) -> int | None:
     """Returns the bytes that an allocator's error names."""
-    found = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", text, re.IGNORECASE)
-    if found is None or found[2].lower() not in _BYTES:
+    size = re.search(r"allocate ([0-9.]+) ?(bytes|[KMGT]i?B)", text, re.IGNORECASE)
+    if size is None or size[2].lower() not in _BYTES:
         return None
-    return int(float(found[1].rstrip(".")) * _BYTES[found[2].lower()])
+    return int(float(size[1].rstrip(".")) * _BYTES[size[2].lower()])
 
 
 def brief(text: str) -> str:

@@ -79,7 +79,7 @@ class Watch:
         import psutil
 
         wall = max(time.perf_counter() - self._began, 1e-9)
-        found = {
+        loads = {
             "cpu_percent": (time.process_time() - self._cpu) / wall * 100,
             "host_cpu_percent": psutil.cpu_percent(),
             "rss_bytes": float(self._process.memory_info().rss),
@@ -88,9 +88,9 @@ class Watch:
         if self._gpu is not None:
             energy = self._gpu.millijoules()
             if energy is not None and self._energy is not None:
-                found["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
-            found |= self._gpu.now()
-        return found
+                loads["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
+            loads |= self._gpu.now()
+        return loads
 
 
 class _Gpu:
@@ -107,12 +107,12 @@ class _Gpu:
 
     def now(self) -> dict[str, float]:
         """Returns the device's present readings."""
-        found: dict[str, float] = {}
+        loads: dict[str, float] = {}
         for name, load in LOADS.items():
             if load.now is not None:
                 with suppress(self._nvml.NVMLError):
-                    found[name] = float(load.now(self._nvml, self._handle))
-        return found
+                    loads[name] = float(load.now(self._nvml, self._handle))
+        return loads
 
 
 @cache  # NVML takes milliseconds to open

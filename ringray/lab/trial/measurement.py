@@ -78,7 +78,7 @@ def summarise(
     samples = _times(reports)
     if before is not None and before.samples and samples:
         now, then = len(samples["ms"]), len(before.samples["ms"])
-        samples = {name: [*before.samples[name], *more] for name, more in samples.items()}
+        samples = {name: [*before.samples[name], *later] for name, later in samples.items()}
         metrics |= _over_visits(metrics, now, before.metrics, then)
     if samples and (before is not None or len(samples["ms"]) != config.measure.repeats):
         metrics["repeats"] = len(samples["ms"])
@@ -88,7 +88,7 @@ def summarise(
     if (share := hidden(report.hops for report in reports)) is not None:
         metrics["hidden"] = share
     samples |= {HOP + h.name: _values([h]) for h in merged(report.hops for report in reports)}
-    samples |= {f"{RANK}{one.rank}": _values(one.hops) for one in reports if one.hops}
+    samples |= {f"{RANK}{report.rank}": _values(report.hops) for report in reports if report.hops}
     samples |= reports[0].curves
     metrics |= {f"error_{name}": share for name, share in reports[0].errors.items()}
     return metrics, samples
@@ -97,20 +97,20 @@ def summarise(
 def _values(hops: Sequence[Hop]) -> list[float]:
     """Returns the sums of hops, as ``HOP_VALUES`` names them."""
     seconds = (sum(times) for times in zip(*(hop[2:5] for hop in hops), strict=True))
-    return [*(one * 1e3 for one in seconds), float(sum(hop.sent for hop in hops))]
+    return [*(duration * 1e3 for duration in seconds), float(sum(hop.sent for hop in hops))]
 
 
 def _over_visits(
     new: Mapping[str, float], now: int, old: Mapping[str, float], then: int
 ) -> dict[str, float]:
     """Returns the metrics that depend on earlier visits; ``now``, ``then``: numbers of repeats."""
-    found = {}
+    combined = {}
     for name, value in new.items():
         if METRICS[name].visits == "max":
-            found[name] = max(value, old[name])
+            combined[name] = max(value, old[name])
         elif METRICS[name].visits == "mean":
-            found[name] = (value * now + old[name] * then) / (now + then)
-    return found
+            combined[name] = (value * now + old[name] * then) / (now + then)
+    return combined
 
 
 def _times(reports: Sequence[RankReport]) -> dict[str, list[float]]:

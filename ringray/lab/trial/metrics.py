@@ -133,14 +133,14 @@ def of_group(group: Group) -> list[str]:
 def over_predicted(metrics: Mapping[str, float], predicted: Mapping[str, Any]) -> dict[str, float]:
     """Returns measured over predicted values; ``predicted``: a trial's cost as its record has it,
     {} in some records of earlier versions."""
-    found = {}
-    for one in METRICS.values():
-        if one.over_predicted:
-            value = metrics.get(one.over_predicted, 0.0)
-            expected = predicted.get(METRICS[one.over_predicted].predicted)
+    ratios = {}
+    for metric in METRICS.values():
+        if metric.over_predicted:
+            value = metrics.get(metric.over_predicted, 0.0)
+            expected = predicted.get(METRICS[metric.over_predicted].predicted)
             if isinstance(expected, int | float) and expected > 0 and 0 < value < math.inf:
-                found[one.name] = value / expected
-    return found
+                ratios[metric.name] = value / expected
+    return ratios
 
 
 def prediction_errors(trials: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -148,16 +148,18 @@ def prediction_errors(trials: Iterable[Mapping[str, float]]) -> dict[str, float]
     1.07 either way. Empty if no time was predicted."""
     import numpy as np
 
-    found = list(trials)
+    measured = list(trials)
 
     def errors(name: str) -> list[float]:
-        return [max(one[name], 1 / one[name]) - 1 for one in found if one.get(name, 0) > 0]
+        ratios = (trial.get(name, 0) for trial in measured)
+        return [max(ratio, 1 / ratio) - 1 for ratio in ratios if ratio > 0]
 
     times, memory = errors("prediction_ratio"), errors("prediction_memory_ratio")
     if not times:
         return {}
-    said = {"prediction_trials": len(times), "prediction_median_error": statistics.median(times)}
-    said["prediction_p90_error"] = float(np.quantile(times, 0.9))
+    summary: dict[str, float] = {"prediction_trials": len(times)}
+    summary["prediction_median_error"] = statistics.median(times)
+    summary["prediction_p90_error"] = float(np.quantile(times, 0.9))
     if memory:
-        said["prediction_memory_error"] = statistics.median(memory)
-    return said
+        summary["prediction_memory_error"] = statistics.median(memory)
+    return summary

@@ -24,20 +24,20 @@ def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
     sizes = {item.name for item in fields(Model)} & flat.keys()
     model = named(flat["model"], {name: flat[name] for name in sizes})
     others = Degrees(training.dp or 1, 1, training.tp or 1, training.pp or 1)
-    ring, left = divmod(config.ring.size, others.ranks)
-    if left:
+    ring, rest = divmod(config.ring.size, others.ranks)
+    if rest:
         raise ValueError(
             f"size: got {config.ring.size} ranks, expected a multiple of dp x tp x pp = "
             f"{others.ranks}"
         )
-    given: dict[str, Any] = {
+    sizes_asked: dict[str, Any] = {
         name: flat[name]
         for name in ("seq_len", "dtype", "scores", "mlp_rows", "kept", "partition", "transport",
                      "learning_rate", "rope_theta", "micro_batch")
     }  # fmt: skip
     recipe = Recipe(
         sequences=config.problem.batch, steps=measure.repeats, warmup=max(1, measure.repeats // 10),
-        documents=training.corpus is not None, seed=measure.seed + measure.replica, **given,
+        documents=training.corpus is not None, seed=measure.seed + measure.replica, **sizes_asked,
     )  # fmt: skip
     return model, replace(others, cp=ring), recipe
 

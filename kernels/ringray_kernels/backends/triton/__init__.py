@@ -134,8 +134,8 @@ def _inverses(start: Tensor, end: Tensor, num_keys: int) -> tuple[Tensor, Tensor
     same intervals."""
 
     def make() -> tuple[Tensor, Tensor]:
-        found = [inverse(*pair, num_keys) for pair in zip(start, end, strict=True)]
-        first, stop = (torch.stack(side) for side in zip(*found, strict=True))
+        pairs = [inverse(*pair, num_keys) for pair in zip(start, end, strict=True)]
+        first, stop = (torch.stack(side) for side in zip(*pairs, strict=True))
         return first, stop
 
     return derived(start, end, ("inverse", num_keys), make)

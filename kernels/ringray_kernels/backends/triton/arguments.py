@@ -65,18 +65,18 @@ def architecture(device: torch.device) -> str:
     return f"sm_{major}{minor}"
 
 
-def configured(given: BlockConfig | None, problem: Problem, target: Target) -> BlockConfig:
+def configured(config: BlockConfig | None, problem: Problem, target: Target) -> BlockConfig:
     """Returns ``given`` if it fits, or the default for None.
 
     Raises:
         ValueError: ``given`` cannot compute the problem on the target.
     """
-    if given is None:
+    if config is None:
         return default(problem, target)
-    reason = supports(given, problem, target)
+    reason = supports(config, problem, target)
     if reason:
-        raise ValueError(f"{problem.kernel} config {given}: {reason}")
-    return given
+        raise ValueError(f"{problem.kernel} config {config}: {reason}")
+    return config
 
 
 def run(launch: Launch, device: torch.device) -> None:

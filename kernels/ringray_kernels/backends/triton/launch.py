@@ -89,13 +89,13 @@ def _options(
 
 def _dropped(operands: Operands) -> dict[str, Any]:
     """Returns the arguments of kernels that drop weights; none without dropout."""
-    dropout, at = operands.dropout, operands.at
-    if dropout is None or at is None:
+    dropout, positions = operands.dropout, operands.at
+    if dropout is None or positions is None:
         return {}
     low, high = (word - (word >> 31 << 32) for word in dropout.words)  # signed
     return {
-        "rows_at": at.rows,
-        "keys_at": at.keys,
+        "rows_at": positions.rows,
+        "keys_at": positions.keys,
         "seed_low": low,
         "seed_high": high,
         "heads_before": dropout.head,
@@ -117,8 +117,8 @@ def _scales(operands: Operands) -> dict[str, Any]:
     if operands.scales is None:
         return {}
     names = ("query_scales", "key_scales", "value_scales")
-    given = {name: x.contiguous() for name, x in zip(names, operands.scales, strict=True)}
-    return {**given, "key_rows": operands.k.shape[2], "EMULATE_FP8": INTERPRETED}
+    of_rows = {name: x.contiguous() for name, x in zip(names, operands.scales, strict=True)}
+    return {**of_rows, "key_rows": operands.k.shape[2], "EMULATE_FP8": INTERPRETED}
 
 
 def forward_launch(

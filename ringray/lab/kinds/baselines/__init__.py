@@ -51,10 +51,10 @@ class BaselineKind:
     def unsupported(self, config: TrialConfig, device: str) -> str | None:
         """Returns why it cannot compute a point on ``device`` (cpu, cuda, auto), or None."""
         problem = config.problem
-        known = device in (_CPU, _GPU)
-        if known and device not in self.devices:
+        listed = device in (_CPU, _GPU)
+        if listed and device not in self.devices:
             return f"{self.words} runs on {', '.join(self.devices)} only, got {device}"
-        if known and problem.has_backward and device not in self.gradients:
+        if listed and problem.has_backward and device not in self.gradients:
             return f"{self.words} has no gradients on {device}, got {problem.direction}"
         if self.on_ring and config.ring.size == 1:
             return f"{self.words} needs at least 2 ranks, got a ring of 1"

@@ -36,10 +36,10 @@ def _block_mask(config: TrialConfig, device: torch.device) -> BlockMask | None:
         return query >= key
 
     def seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        found = query < 0
+        visible = query < 0
         for low, high in ranges:
-            found = found | (key >= low[query]) & (key < high[query])
-        return found
+            visible = visible | (key >= low[query]) & (key < high[query])
+        return visible
 
     if config.problem.mask.plain:
         return in_blocks(ranges, causal) if config.problem.causal else None
