@@ -281,10 +281,8 @@ def _merged_over_ranks(state: State, comm: Comm) -> State:
 
     mine = torch.cat([x.flatten() for x in state])
     for turn, (peer, deed) in enumerate(meetings(comm.world_size, comm.rank)):
-        batch, theirs = (
-            Batch(comm.hop(f"merge {turn}"), f"with rank {peer}"),
-            torch.empty_like(mine),
-        )
+        batch = Batch(comm.hop(f"merge {turn}"), f"with rank {peer}")
+        theirs = torch.empty_like(mine)
         if deed in ("swap", "give"):
             batch.send(mine, peer)
         if deed != "give":
