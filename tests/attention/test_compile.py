@@ -200,7 +200,7 @@ def test_blocks_are_seen() -> None:
 
 def test_a_graph_of_another_ring_is_refused() -> None:
     q, k, v, _ = problem()
-    rest = (*[None] * 5, None, 2, *DEFAULTS.values(), None)
+    rest = (*[None] * 6, None, 2, *DEFAULTS.values(), None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
         torch.ops.ringray.attention(q, k, v, False, None, *rest)
 

@@ -80,9 +80,16 @@ def planned(case: Case, size: int, *, backward: bool, **more: Any) -> cost_model
     )  # fmt: skip
     prefix = (case.prefix,) if isinstance(case.prefix, int) else case.prefix
     mask = Mask(
-        case.seq_len, case.causal, case.window, case.cu, case.chunk, prefix, case.global_tokens
+        case.seq_len,
+        case.causal,
+        case.window,
+        case.cu,
+        case.chunk,
+        prefix,
+        case.global_tokens,
+        case.shared_prefix,
     )
-    vars(config)["mask"] = mask  # a spec has one prefix for all documents
+    vars(config.problem)["mask"] = mask  # a spec has one prefix for all documents
     return cost_model.predict(config, hardware.cpu(2))
 
 

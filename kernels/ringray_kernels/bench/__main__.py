@@ -120,9 +120,10 @@ def _measure(args: argparse.Namespace) -> int:
     minutes = args.minutes or _MINUTES.get(which, _MINUTES["first_light"])
     path = args.resume or args.json
     with contextlib.nullcontext() if path is None else path.open("a", encoding="utf-8") as file:
-        options: dict[str, Any] = {"only": args.only or ("",), "staged": args.stage is not None}
-        limits = minutes, args.patience or PATIENCE_S
-        bench = session.BenchSession(device, names, file, *limits, earlier, **options)
+        limits, only = (minutes, args.patience or PATIENCE_S), args.only or ("",)
+        bench = session.BenchSession(
+            device, names, file, *limits, earlier, only=only, staged=args.stage is not None
+        )
         if not args.stage and not any(stages.cases(which, bench)):
             raise _Usage(f"--only: no case has {' or '.join(args.only)} in its name, see --list")
         fine = bench.run(stages.WORK[which])

@@ -280,7 +280,8 @@ def test_doubles_are_mended(store: Store) -> None:
     first.write(rows[0])
     second.refresh()
     # As if the answer to a first call had been lost.
-    second.place = second.place._replace(run_id=second._create_parent().info.run_id)
+    again = second._create_run("quick", None, second._sweep_tags())
+    second.place = second.place._replace(run_id=again.info.run_id)
     second._children.clear()
     for each in rows:
         second.write(each)
