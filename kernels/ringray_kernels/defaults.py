@@ -88,8 +88,9 @@ _WIDE_HOPPER: dict[Kernel, list[tuple[int, str]]] = {
     "forward": [(64, "128x32/8/2"), (128, "128x16/8/2"), (256, "16x16/8/2")],
 }
 
-# Forward in one byte where descriptors are, but not on Hopper.
+# Forward in one byte where descriptors are; on Hopper a third stage spills by triton 3.6.
 _EIGHT_BITS = [(128, "128x64/8/3/descriptors"), (256, "128x32/8/2/descriptors")]
+_EIGHT_BITS_HOPPER = [(64, "128x128/8/3/descriptors"), (128, "128x128/8/2/descriptors")]
 
 # Head dims above 256, two bytes per element; four bytes spill in the loops of all that fits.
 _LARGE: dict[Kernel, list[str]] = {
@@ -137,8 +138,8 @@ def default(problem: Problem, target: Target) -> BlockConfig:
     else:
         narrow, wide = _AMPERE, _WIDE
     table = (wide if problem.itemsize == 4 else narrow)[problem.kernel]
-    if problem.itemsize == 1 and not target.wgmma:
-        table = [*_EIGHT_BITS, *table]
+    if problem.itemsize == 1:
+        table = [*(_EIGHT_BITS_HOPPER if target.wgmma else _EIGHT_BITS), *table]
     if problem.itemsize <= 2:
         large = _LARGE_CDNA if target.is_amd else _LARGE
         table = [*table, *((512, text) for text in large[problem.kernel])]
