@@ -242,7 +242,7 @@ def _brief(values: tuple[int, ...]) -> str:
     return str(values) if len(values) <= 8 else f"{values[:4]} ... {values[-2:]}"
 
 
-def document_boundaries(seq_len: int, count: int) -> tuple[int, ...]:
+def uneven_boundaries(seq_len: int, count: int) -> tuple[int, ...]:
     """Returns boundaries of ``count`` packed documents of fixed, uneven lengths.
 
     Lengths repeat 1 : 2 : 3 (so neighbours differ and few divide a ring evenly), scaled to

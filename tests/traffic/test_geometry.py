@@ -18,7 +18,7 @@ from ringray.lab.predict import cost_model, hardware
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
-from ringray.traffic.mask import Mask, document_boundaries
+from ringray.traffic.mask import Mask, uneven_boundaries
 from ringray_kernels.intervals import intervals, visible_ranges
 from tests.support.brute_force import any_mask, blocks, masks, problems, rows, seen
 from tests.support.point import point
@@ -202,7 +202,7 @@ def test_one_mask_has_one_form() -> None:
 
 @pytest.mark.parametrize(("seq_len", "count"), [(1, 1), (7, 3), (64, 5), (3, 10), (1000, 64)])
 def test_documents_of_fixed_uneven_lengths(seq_len: int, count: int) -> None:
-    bounds = document_boundaries(seq_len, count)
+    bounds = uneven_boundaries(seq_len, count)
     assert len(bounds) == count + 1
     assert (bounds[0], bounds[-1]) == (0, seq_len)
     assert list(bounds) == sorted(bounds)

@@ -16,7 +16,7 @@ from typing import Any
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.traffic import geometry
-from ringray.traffic.mask import Mask, MaskFields, document_boundaries
+from ringray.traffic.mask import Mask, MaskFields, uneven_boundaries
 from ringray.transport import Exchange
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
@@ -272,7 +272,7 @@ def shuffled(size: int, seed: int) -> tuple[int, ...]:
 @lru_cache(maxsize=4096)
 def _boundaries(seq_len: int, documents: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
     if isinstance(documents, int):
-        return document_boundaries(seq_len, documents)
+        return uneven_boundaries(seq_len, documents)
     return None if documents is None else (0, *itertools.accumulate(documents))
 
 
