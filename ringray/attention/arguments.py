@@ -75,12 +75,15 @@ def resolve(
         dropout_p = problem.call.score.dropout_p
         if wrong := unusable_dropout(dropout_p, seed):
             raise ValueError(wrong)
-        if dropout_p and capturing(q.device):
+        staged = problem.exchange.staged
+        if (dropout_p or staged) and capturing(q.device):
+            if staged:
+                raise ValueError("transport 'staged' copies by the host, so no CUDA graph takes it")
             raise RuntimeError(
                 "ring_attention: got dropout while a CUDA graph is captured, expected none: each "
                 "replay would drop the same weights"
             )
-        comm.check(q.device, staged=problem.exchange.staged)
+        comm.check(q.device, staged=staged)
     if dropout_p:
         if seed is None:
             seed = int(torch.randint(SEEDS, (), dtype=torch.int64, device="cpu"))

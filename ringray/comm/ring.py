@@ -28,7 +28,6 @@ from torch import Tensor
 from ringray.comm import host_staging
 from ringray.comm.batch import METER, Batch, Packed, Pending, waiting
 from ringray.instruments.progress import HERE
-from ringray_kernels.intervals import capturing
 
 # Of messages, on backends that match them by tag: not 0, the default of a user's own messages.
 _TAG = 0x72696E67
@@ -70,8 +69,6 @@ class Comm:
             )
         if device.type == "cpu" and not staged:
             return
-        if staged and capturing(device):
-            raise ValueError("transport 'staged' copies by the host, so no CUDA graph captures it")
         backend = dist.get_backend(self._group)
         if staged and backend != "gloo":
             raise ValueError(
