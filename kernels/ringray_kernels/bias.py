@@ -13,6 +13,10 @@ from torch.nn.functional import pad
 
 from ringray_kernels.checks import expect
 
+# Below any score, and finite: what stands for the log-sum-exp of a row whose biases are all -inf,
+# so that its weights are 0 and not exp(-inf + inf).
+LEAST_LSE = -1e30
+
 
 class Bias(NamedTuple):
     """The bias of one hop. ``queries`` (Sq,), ``keys`` (Sk,): global positions, int32, increasing.

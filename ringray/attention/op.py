@@ -106,8 +106,7 @@ def ring_attention(
             document, too. Not with ``prefix``.
         shared_prefix: beside its document, window or chunk, of which it needs one, a query sees
             this many first positions of the sequence, none after itself if ``causal``: one prompt
-            with many packed answers. These see no more than without it. Not with ``prefix`` or
-            ``global_tokens``.
+            with many packed answers. Not with ``prefix`` or ``global_tokens``.
         seq_len: true global length (tokens) when the shards hold padding; None is the length that
             they remember from ``ringray.shard``, else N * S.
         scale: factor on q . k before the softmax, any number that fp32 holds; None is 1 / sqrt(D).
@@ -135,8 +134,9 @@ def ring_attention(
         attn_bias: (B or 1, Hq or 1, S, N * S), fp32 or q's dtype: what is added, after the softcap,
             to the score of each of this rank's rows, in the order of its shard, and each global
             position, padding included; None is none. Its gradient has its shape and is this rank's
-            own. Values of hidden pairs change nothing. Not with another bias, the transports
-            ulysses, hybrid and auto, or backward ``query-side``.
+            own. Values of hidden pairs change nothing; -inf hides a pair, where a large number
+            would cost precision. Not with another bias, the transports ulysses, hybrid and auto,
+            or backward ``query-side``.
         transport: way in which K/V reach the other ranks, a name of
             ``ringray.transport.TRANSPORTS``, or one with its parameter: ``hybrid:2``,
             ``double-ring:4``, ``allgather:2``; or ``auto``, the tuned choice (else ring).

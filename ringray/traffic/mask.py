@@ -52,7 +52,7 @@ class MaskFields(Generic[Packed]):
     global_tokens: int | None = None
 
     #: Beside what it sees else a query sees the first positions of the sequence, as far as
-    #: ``causal`` lets it: one prompt with many packed answers. These see no more than without it.
+    #: ``causal`` lets it: one prompt with many packed answers.
     shared_prefix: int | None = None
 
     def most_areas(self, documents: int) -> int:

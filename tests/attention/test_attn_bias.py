@@ -32,6 +32,30 @@ def test_one_rank(shape: tuple[int, int], backend: str, monkeypatch: pytest.Monk
         assert all(torch.equal(x, again[name]) for name, x in got.items())
 
 
+@pytest.mark.parametrize("backend", ["reference", "aten", "triton"])
+def test_minus_infinity_hides_a_pair(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In some keys, in all keys of a block, and in all keys of a row, which sees nothing then."""
+    if backend == "triton" and not interpreted(backend):
+        pytest.skip("tests/kernels/test_gpu_scores.py runs it on a GPU")
+    monkeypatch.setattr(composed, "SCORES_AT_ONCE", 1 << 9)
+    *qkv, dout = checks.problem(37)
+    bias, seen = checks.make_bias((2, 4), 37), checks.seen_by(37)
+    hidden = torch.zeros_like(seen)
+    hidden[20:30, :16], hidden[5, 2], hidden[11] = True, True, True
+    masked, ways = bias.masked_fill(hidden, -torch.inf), {"partition": "contiguous"}
+    got = checks.run([*qkv, dout], masked, backend=backend, **ways)
+    assert not got["out"][:, :, 11].any()
+    assert not got["dq"][:, :, 11].any()
+    # A row that sees nothing takes no part in gradients; in fp64 it sees itself, for nothing.
+    others = dout.clone()
+    others[:, :, 11] = 0
+    alone = torch.eye(37, dtype=torch.bool) & hidden
+    want = checks.truth([*qkv, others], bias, seen & ~hidden | alone)
+    got["out"], want["out"] = (x["out"].detach().clone() for x in (got, want))
+    got["out"][:, :, 11] = want["out"][:, :, 11]
+    checks.close(got, want, backend)
+
+
 @pytest.mark.parametrize("backend", ["aten", "triton"])
 def test_dropout_and_documents_where_all_share_one_bias(backend: str) -> None:
     if backend == "triton" and not interpreted(backend):

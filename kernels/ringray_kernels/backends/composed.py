@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ringray_kernels.bias import Bias
+from ringray_kernels.bias import LEAST_LSE, Bias
 
 SCORES_AT_ONCE = 1 << 22  # elements
 # Returns the factors of weights, (E, G, rows, keys), of some query rows and keys.
@@ -82,7 +82,7 @@ def forward(
     )
     for rows, keys, _, _, _, scores, factors in blocks:
         block_lse = torch.logsumexp(scores, -1, keepdim=True)
-        weights = scores.sub_(block_lse).exp_()
+        weights = scores.sub_(block_lse.clamp(min=LEAST_LSE)).exp_()
         if factors is not None:
             weights *= factors
         out[:, :, rows] = (weights @ v[:, keys]).unflatten(1, (q.shape[1], -1))
@@ -105,7 +105,8 @@ def backward(
     )
     for rows, keys, queries, ratio, part, scores, factors in blocks:
         upstream = _together(dout, rows)
-        weights = scores.sub_(lse[:, :, rows].flatten(1).unsqueeze(-1)).exp_()
+        of_rows = lse[:, :, rows].flatten(1).unsqueeze(-1).clamp(min=LEAST_LSE)
+        weights = scores.sub_(of_rows).exp_()
         ds = upstream @ v[:, keys].mT
         if factors is not None:
             ds *= factors

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
+from ringray_kernels.bias import LEAST_LSE
 from ringray_kernels.checks import TensorKind
 from ringray_kernels.dropout import factors
 from ringray_kernels.merge import merge_
@@ -99,7 +100,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     delta = delta.masked_fill(blind.squeeze(-1), 0.0)
     scores, slope = _scored(q_wide @ k_wide.transpose(-1, -2), operands)
     scores = scores.masked_fill(~visible, -torch.inf)
-    p = torch.exp(scores - lse.masked_fill(blind.squeeze(-1), 0.0).unsqueeze(-1))
+    p = torch.exp(scores - lse.masked_fill(blind.squeeze(-1), 0.0).clamp(min=LEAST_LSE)[..., None])
     stays = _factors(operands)
     dp = dout_wide @ v_wide.transpose(-1, -2) * stays
     ds = p * (dp - delta.unsqueeze(-1))

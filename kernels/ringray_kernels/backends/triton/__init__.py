@@ -24,6 +24,7 @@ from ringray_kernels.backends.triton.launch import (
     dq_launch,
     forward_launch,
 )
+from ringray_kernels.bias import LEAST_LSE
 from ringray_kernels.checks import TensorKind
 from ringray_kernels.config import KERNELS, Blocks, Problem, target_named
 from ringray_kernels.defaults import default
@@ -72,6 +73,8 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
     dtype, device = operands.q.dtype, operands.q.device
     target, operands = target_named(architecture(device)), _launchable(operands)
     dout, out, lse, delta, dq, dk, dv = given
+    if operands.bias is not None:
+        lse = lse.clamp(min=LEAST_LSE)
     first, stop = _inverses(operands.start, operands.end, operands.k.shape[2])
     with contextlib.ExitStack() as stack:
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
