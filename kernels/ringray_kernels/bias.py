@@ -123,7 +123,7 @@ class Bias(NamedTuple):
         stay, walk = (self.queries, self.keys) if keys_walk else (self.keys, self.queries)
         sizes, strides = self.values.shape, self.values.stride()
         of_entry, of_head = (strides[i] if sizes[i] > 1 else 0 for i in range(2))
-        rest: tuple[int, ...] = sizes[2:]
+        rest: tuple[int, ...] = tuple(size // 2 for size in sizes[2:])  # R of tables
         if len(rest) == 2:  # strides of rows that stay and of those that walk
             rest = (sizes[3], 1) if keys_walk else (1, sizes[3])
         return self.values, of_entry, of_head, stay, walk, *rest

@@ -203,13 +203,13 @@ def bias_of(bias, batch, head, rows):
     """Returns the slopes of ``head``, in units of log2, or pointers to its tables or pairs; the
     positions of ``rows``, which stay, and of those that walk past them; R of tables, or of pairs
     where rows begin and the stride of those that walk. ``bias``: values, their strides between
-    batch entries and heads, both positions, size of tables or strides of both in pairs."""
+    batch entries and heads, both positions, R of tables or strides of both in pairs."""
     values = bias[0] + (batch.to(tl.int64) * bias[1] + head.to(tl.int64) * bias[2])
     at = tl.load(bias[3] + rows)
     if len(bias) == 5:
         return tl.load(values) * LOG2_E, at, bias[4]
     elif len(bias) == 6:
-        return values, at, bias[4], bias[5] // 2
+        return values, at, bias[4], bias[5]
     else:
         begin = at.to(tl.int64)[:, None] * bias[5]
         return values + begin, at, bias[4], begin, bias[6]
@@ -244,7 +244,7 @@ def sums_of(sums, bias, block, batch, head):
         return sums + (batch.to(tl.int64) * bias[1] + head.to(tl.int64) * bias[2])
     else:
         program = (batch * tl.num_programs(1) + head).to(tl.int64) * tl.num_programs(0) + block
-        return sums + program * bias[5]
+        return sums + program * (2 * bias[5] + 1)
 
 
 @triton.jit
