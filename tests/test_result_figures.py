@@ -1,4 +1,4 @@
-"""What README and docs say of records: a sentence, and the figures that stand in it."""
+"""Statements of README and docs about records: a sentence, and the figures that stand in it."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ _GIVEN_AS_TENSOR = {"tensor": True}
 
 @dataclass(frozen=True)
 class Score:
-    """How scores and weights follow from q . k. Tensors are described: the ranks agree on their
-    values or shapes, and they travel beside the record (``TensorArguments``)."""
+    """Rule by which scores and weights follow from q . k. Tensors are described: the ranks agree
+    on their values or shapes, and they travel beside the record (``TensorArguments``)."""
 
     #: Factor on q . k, 1 / sqrt(D) unless another is given.
     scale: float | None = None

@@ -97,7 +97,7 @@ def _settings(flat: Sequence[Any]) -> dict[str, Any]:
 
 
 class _Arguments(NamedTuple):
-    """What both operators have beside their tensors q, k and v, or gradients."""
+    """The arguments that both operators have beside their tensors q, k and v, or gradients."""
 
     tensors: TensorArguments
     seed: Tensor | None

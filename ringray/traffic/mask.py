@@ -19,7 +19,7 @@ MOST = 1 << 62  # numbers below it fit into 64 bits, sums of two included
 
 @dataclass(frozen=True)
 class MaskFields(Generic[Packed]):
-    """What tells masks apart, in global positions (tokens), unchecked.
+    """The fields that tell masks apart, in global positions (tokens), unchecked.
 
     The fields are the arguments of ``ringray.ring_attention`` that mask. What all ranks agree on,
     the schema of the compiled operator, the names of tuned choices and the problem of a trial

@@ -19,15 +19,15 @@ def test_one_rank(shape: tuple[int, int], backend: str, monkeypatch: pytest.Monk
     if backend == "triton" and not interpreted(backend):
         pytest.skip("tests/kernels/test_gpu_scores.py runs it on a GPU")
     monkeypatch.setattr(composed, "SCORES_AT_ONCE", 1 << 9)
-    at = checks.SHAPES.index(shape)
-    asked = checks.ASKED[at : at + 1] if backend == "triton" else checks.ASKED
+    number = checks.SHAPES.index(shape)
+    asked = checks.ASKED[number : number + 1] if backend == "triton" else checks.ASKED
     inputs, bias = checks.problem(37), checks.make_bias(shape, 37)
-    for more in asked:
-        seen = checks.seen_by(37, **more)
+    for options in asked:
+        seen = checks.seen_by(37, **options)
         hidden = bias.masked_fill(~seen, checks.NAN)
-        arguments = {"backend": backend, "partition": "contiguous", **more}
+        arguments = {"backend": backend, "partition": "contiguous", **options}
         got = checks.run(inputs, hidden, **arguments)
-        checks.close(got, checks.truth(inputs, bias, seen, **more), (backend, shape, more))
+        checks.close(got, checks.truth(inputs, bias, seen, **options), (backend, shape, options))
         again = checks.run(inputs, hidden.masked_fill(~seen, torch.inf), **arguments)
         assert all(torch.equal(x, again[name]) for name, x in got.items())
 
@@ -61,9 +61,9 @@ def test_dropout_and_documents_where_all_share_one_bias(backend: str) -> None:
     if backend == "triton" and not interpreted(backend):
         pytest.skip("tests/kernels/test_gpu_scores.py runs it on a GPU")
     inputs, bias = checks.problem(29), checks.make_bias((1, 1), 29)
-    more = {"dropout_p": 0.3, "dropout_seed": checks.SEED, "cu_seqlens": [0, 9, 29]}
-    got = checks.run(inputs, bias, backend=backend, partition="contiguous", **more)
-    checks.close(got, checks.truth(inputs, bias, checks.seen_by(29, **more), **more), backend)
+    options = {"dropout_p": 0.3, "dropout_seed": checks.SEED, "cu_seqlens": [0, 9, 29]}
+    got = checks.run(inputs, bias, backend=backend, partition="contiguous", **options)
+    checks.close(got, checks.truth(inputs, bias, checks.seen_by(29, **options), **options), backend)
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -94,9 +94,9 @@ def pairs(rank: int, size: int) -> None:
         own = ringray.shard(hidden, dim=2, partition=partition, pad_value=NAN)
         own = pad(own, (0, size * own.shape[2] - seq_len), value=NAN)
         case = (partition, asked, way, walk, shape)
-        more = {**asked, "partition": partition, "transport": way, "backward": walk}
+        options = {**asked, "partition": partition, "transport": way, "backward": walk}
         try:
-            got = run(shards, own, backend=next(backends), seq_len=seq_len, **more)
+            got = run(shards, own, backend=next(backends), seq_len=seq_len, **options)
         except Unwalkable:  # on every rank
             continue
         assert got["dbias"].shape == own.shape

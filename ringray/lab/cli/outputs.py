@@ -32,8 +32,8 @@ def check_outputs(options: Sequence[Option], arguments: argparse.Namespace) -> N
 
 
 class Allowed(NamedTuple):
-    """What an output may be. ``folder``, ``new``: as in :class:`Output`; ``binary``: the present
-    file need not be text."""
+    """Kinds of files that an output may be. ``folder``, ``new``: as in :class:`Output`; ``binary``:
+    the present file need not be text."""
 
     folder: bool = False
     new: bool = False

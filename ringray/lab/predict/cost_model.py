@@ -238,10 +238,10 @@ def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
     key_row = 2 * problem.batch * problem.kv_heads * problem.head_dim * itemsize
     flops = 4 * problem.head_dim * problem.heads * problem.batch * problem.visible
     seen = min(rows, problem.visible)  # keys
-    known = rates.find(hardware, problem.dtype, problem.head_dim, "forward")
+    curve = rates.find(hardware, problem.dtype, problem.head_dim, "forward")
     rate = ring_time.speedup(on, config.ring.threads, ranks)
     reading = seen * key_row / hardware.memory_bandwidth
-    compute = max(flops / ranks / known.full[-1], reading) / rate
+    compute = max(flops / ranks / curve.full[-1], reading) / rate
     if hardware.cores is not None:
         compute *= max(1.0, min(ranks, on.per_node) * config.ring.threads / hardware.cores)
     meetings = [(rank, meeting) for rank in range(ranks) for meeting in tree.meetings(ranks, rank)]

@@ -1,4 +1,4 @@
-"""What is believed of points: their predictions and their runs, each as far as it can be trusted.
+"""Beliefs about points: their predictions and their runs, each as far as it can be trusted.
 
 The first score of a point is its prediction, times a factor that all points share, times an error.
 How large errors are is learned from the points with runs, beginning with what the predictions say

@@ -18,8 +18,8 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
     while fails - works > 1:
         middle = (works + fails) // 2 if works >= 0 else max(0, fails - step)
         asked = order[middle].key
-        told = (yield [Request(asked, settings.repeats)])[asked]
-        works, fails = (middle, fails) if told.scores is not None else (works, middle)
+        response = (yield [Request(asked, settings.repeats)])[asked]
+        works, fails = (middle, fails) if response.scores is not None else (works, middle)
         step *= 2
 
 

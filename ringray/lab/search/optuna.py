@@ -62,10 +62,10 @@ def search(candidates: Sequence[Candidate], settings: SearchSettings) -> Search:
             study.enqueue_trial(dict(candidate.choices))
             proposed = study.ask(space), candidate
         trial, candidate = proposed
-        told = (yield [Request(candidate.key, sketch)])[candidate.key]
-        measured[candidate.key] = told
-        _tell(study, trial, told.scores)
-    able = [key for key, told in measured.items() if told.scores is not None]
+        response = (yield [Request(candidate.key, sketch)])[candidate.key]
+        measured[candidate.key] = response
+        _tell(study, trial, response.scores)
+    able = [key for key, response in measured.items() if response.scores is not None]
     best = ranked(able, lambda key: measured[key].scores or ())[:finalists]
     if best and sketch < settings.repeats:
         yield [Request(key, settings.repeats, together=True) for key in best]

@@ -259,10 +259,10 @@ class Session:
     def _wait(self, seconds: float) -> None:
         """Waits, listening to the driver and reading the store; returns when told to finish."""
         until = time.monotonic() + seconds
-        told = False
-        while not told:
+        ending = False
+        while not ending:
             seconds = min(until - time.monotonic(), self._time_left())
-            told = self._listen(min(max(seconds, 0.0), POLL_S))
+            ending = self._listen(min(max(seconds, 0.0), POLL_S))
             self._tail()
             if seconds <= POLL_S:
                 return

@@ -205,14 +205,14 @@ def bias_of(bias, batch, head, rows):
     where rows begin and the stride of those that walk. ``bias``: values, their strides between
     batch entries and heads, both positions, R of tables or strides of both in pairs."""
     values = bias[0] + (batch.to(tl.int64) * bias[1] + head.to(tl.int64) * bias[2])
-    at = tl.load(bias[3] + rows)
+    placed = tl.load(bias[3] + rows)
     if len(bias) == 5:
-        return tl.load(values) * LOG2_E, at, bias[4]
+        return tl.load(values) * LOG2_E, placed, bias[4]
     elif len(bias) == 6:
-        return values, at, bias[4], bias[5]
+        return values, placed, bias[4], bias[5]
     else:
-        begin = at.to(tl.int64)[:, None] * bias[5]
-        return values + begin, at, bias[4], begin, bias[6]
+        begin = placed.to(tl.int64)[:, None] * bias[5]
+        return values + begin, placed, bias[4], begin, bias[6]
 
 
 @triton.jit
@@ -223,8 +223,8 @@ def biased(s, scale, bias, columns, present, FORWARD: tl.constexpr, MASKED: tl.c
         across = tl.load(bias[2] + columns, mask=present, other=0)
     else:
         across = tl.load(bias[2] + columns)
-    at = bias[1]
-    places = across[None, :] - at[:, None] if FORWARD else at[:, None] - across[None, :]
+    own = bias[1]
+    places = across[None, :] - own[:, None] if FORWARD else own[:, None] - across[None, :]
     if len(bias) == 3:
         term = bias[0] * -tl.abs(places).to(tl.float32)
     elif len(bias) == 5:
