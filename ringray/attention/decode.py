@@ -95,9 +95,15 @@ def ring_decode(
         _check(q, cache, comm)
         check_sinks(sinks, q)
         problem = _problem(
-            q, cache, plain(scale), plain(softcap), sinks, plain(window), plain(global_tokens),
+            q,
+            cache,
+            plain(scale),
+            plain(softcap),
+            sinks,
+            plain(window),
+            plain(global_tokens),
             backend,
-        )  # fmt: skip
+        )
         comm.meter.running = "decoding"
         # Before the ranks agree, so that one that fails here leaves none waiting.
         with torch.no_grad(), exactly(q.device), comm.computing(0, "own keys"):
@@ -137,11 +143,21 @@ class _Problem(NamedTuple):
         """Returns what all ranks must have in common."""
         batch, heads, tokens, head_dim = q.shape
         return AgreedCall(
-            "ring_decode", batch=batch, heads=heads, kv_heads=cache.k.shape[1], new_tokens=tokens,
-            head_dim=head_dim, value_dim=cache.v.shape[3], dtype=q.dtype,
-            length=cache.length, capacity=cache.capacity, dealt=cache.dealt,
-            partition=cache.partition, **self._asdict(), version=version(),
-        )  # fmt: skip
+            "ring_decode",
+            batch=batch,
+            heads=heads,
+            kv_heads=cache.k.shape[1],
+            new_tokens=tokens,
+            head_dim=head_dim,
+            value_dim=cache.v.shape[3],
+            dtype=q.dtype,
+            length=cache.length,
+            capacity=cache.capacity,
+            dealt=cache.dealt,
+            partition=cache.partition,
+            **self._asdict(),
+            version=version(),
+        )
 
 
 def _check(q: Tensor, cache: ShardedKV, comm: Comm) -> None:
@@ -175,9 +191,15 @@ def _check(q: Tensor, cache: ShardedKV, comm: Comm) -> None:
 
 
 def _problem(
-    q: Tensor, cache: ShardedKV, scale: float | None, softcap: float | None, sinks: Tensor | None,
-    window: int | None, global_tokens: int | None, backend: str,
-) -> _Problem:  # fmt: skip
+    q: Tensor,
+    cache: ShardedKV,
+    scale: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    window: int | None,
+    global_tokens: int | None,
+    backend: str,
+) -> _Problem:
     for name, value, least in (("window", window, 0), ("global_tokens", global_tokens, 1)):
         if value is not None and not whole(value, least):
             raise ValueError(

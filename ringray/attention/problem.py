@@ -141,9 +141,15 @@ class RankProblem:
         return positions(self.layout, rank, device)
 
     def by_position(
-        self, queries: int, rows: Rows, owner: int, keys: Rows, heads: slice, device: torch.device,
+        self,
+        queries: int,
+        rows: Rows,
+        owner: int,
+        keys: Rows,
+        heads: slice,
+        device: torch.device,
         bias: tuple[Tensor, ...],
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Returns the keywords of ``ringray_kernels`` that depend on positions, bias and dropout,
         for some heads of the rows ``rows`` of the rank ``queries`` and ``owner``'s rows
         ``keys``. ``bias``: see ``ScoreParameters``."""
@@ -159,12 +165,11 @@ class RankProblem:
         keywords: dict[str, Any] = {}
         if self.call.score.bias is None and not self.call.score.dropout_p:
             return keywords
-        device, made, some = keys.device, self.slopes, slice(rows.start, rows.stop)
+        device, slopes, some = keys.device, self.slopes, slice(rows.start, rows.stop)
         positions = self._positions_32(queries, device)
-        if made is not None:
+        if slopes is not None:
             like: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
-            slopes = self.once("slopes", device, lambda: torch.tensor(made, **like).to(device))
-            bias = (slopes,)
+            bias = (self.once("slopes", device, lambda: torch.tensor(slopes, **like).to(device)),)
         if bias:
             keywords["bias"] = Bias.of_hop(positions, some, keys, heads, *bias)
         if self.call.score.dropout_p:
@@ -193,19 +198,25 @@ class RankProblem:
         """Returns the same as ``intervals`` for keys at any strictly increasing positions."""
         part = slice(rows.start, rows.stop)
         seen = _seen_by(self.call.mask, self.layout, queries, keys.device)
-        ranges = tuple([
+        ranges = tuple(
             intervals(low[:, part].contiguous(), high[:, part].contiguous(), keys)
             for low, high in seen
-        ])  # fmt: skip
+        )
         if len(ranges) == 1:  # else it waits for the device
             return ranges
         with_keys = [(start, end) for start, end in ranges if bool((start < end).any())]
         return tuple(with_keys) or ranges[:1]
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, ranges: Ranges, state: State | None = None,
-        out_dtype: torch.dtype | None = None, **options: Any,
-    ) -> State:  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        ranges: Ranges,
+        state: State | None = None,
+        out_dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> State:
         """Returns attention of ``q`` over ``ranges`` of the keys, merged into ``state``; in
         ``out_dtype`` after the last of all. ``more``: see
         ``by_position``; and scales of q, k and v."""
@@ -216,6 +227,17 @@ class RankProblem:
             )
         assert state is not None
         return state
+
+    def differentiate(
+        self, queries: tuple[Tensor, ...], k: Tensor, v: Tensor, ranges: Ranges, **options: Any
+    ) -> None:
+        """Adds the gradients of attention over ``ranges`` of the keys to dq, dk and dv among the
+        ``options``. ``queries``: q, dout, lse and delta."""
+        q, dout, lse, delta = queries
+        for start, end in ranges:
+            ringray_kernels.backward(
+                dout, q, k, v, lse, delta, start, end, **self.kernel, **options
+            )
 
 
 @lru_cache(maxsize=128)
@@ -233,10 +255,8 @@ def _seen_by(mask: Mask, layout: Layout, rank: int, device: torch.device) -> Ran
     queries = positions(layout, rank, device)
     with lasting(device):
         each = [visible_ranges(queries, mask.seq_len, **keywords(row, device)) for row in mask.rows]
-        return tuple([
-            (torch.stack([low for low, _ in of_rows]), torch.stack([high for _, high in of_rows]))
-            for of_rows in zip(*each, strict=True)
-        ])  # fmt: skip
+        lows_and_highs = [zip(*ranges, strict=True) for ranges in zip(*each, strict=True)]
+        return tuple((torch.stack(low), torch.stack(high)) for low, high in lows_and_highs)
 
 
 def keywords(mask: Mask, device: torch.device | str) -> dict[str, Any]:

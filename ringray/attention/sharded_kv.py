@@ -43,9 +43,15 @@ class ShardedKV:
     """
 
     def __init__(
-        self, k: Tensor, v: Tensor, capacity: int, group: dist.ProcessGroup | None,
-        partition: str = "", dealt: int = 0, padded: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        k: Tensor,
+        v: Tensor,
+        capacity: int,
+        group: dist.ProcessGroup | None,
+        partition: str = "",
+        dealt: int = 0,
+        padded: int = 0,
+    ) -> None:
         """Makes room for rows like those of ``k`` and ``v`` (B, Hkv, any, D or Dv); for ``empty``
         and ``of_shards``, which say what the arguments mean. ``padded``: length that was dealt."""
         if type(capacity) is not int or not max(1, dealt) <= capacity <= MOST_TOKENS:

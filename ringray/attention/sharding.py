@@ -267,9 +267,15 @@ def _like_full(
     fake=_like_full,
 )
 def _unshard(
-    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int | None,
-    gradients: str, needs_grad: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x: Tensor,
+    dim: int,
+    partition: str,
+    group: str | None,
+    ranks: int,
+    length: int | None,
+    gradients: str,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor]:
     comm = connect_named(group, ranks)
     with refusing(comm):
         dim, length = _checked(x, comm, dim, partition, length, gradients)
@@ -279,10 +285,16 @@ def _unshard(
         parts = [torch.empty_like(mine) for _ in range(ranks)]
         places = [positions(Layout(partition, padded, ranks), i, x.device) for i in range(ranks)]
         agreed = AgreedCall(
-            "unshard", rows_per_rank=x.shape[dim], shape=tuple(x.shape), dtype=x.dtype,
-            dim=dim, partition=partition, seq_len=length, gradients=gradients,
+            "unshard",
+            rows_per_rank=x.shape[dim],
+            shape=tuple(x.shape),
+            dtype=x.dtype,
+            dim=dim,
+            partition=partition,
+            seq_len=length,
+            gradients=gradients,
             requires_grad=needs_grad,
-        )  # fmt: skip
+        )
         call = torch.tensor(agree(comm, agreed), dtype=torch.int64, device="cpu")
     comm.gather(parts, mine, "unshard")
     for rows, part in zip(places, parts, strict=True):

@@ -126,9 +126,12 @@ def check_table(table: Tensor | None, q: TensorKind) -> None:
         ": a bias for each head and distance from -R to R; it is a function of distances alone"
     )
     _check(
-        "distance_bias", table, q, expected,
+        "distance_bias",
+        table,
+        q,
+        expected,
         lambda x: x.dim() == 2 and len(x) == q.shape[1] and x.shape[1] % 2 == 1,
-    )  # fmt: skip
+    )
 
 
 def check_pairs(
@@ -188,8 +191,10 @@ def numbers(values: Any) -> Any:
     if values is None or isinstance(values, Tensor):
         return values
     try:
-        rows = [[float(plain(x)) for x in row] if isinstance(row, list | tuple) else row
-                for row in values]  # fmt: skip
+        rows = [
+            [float(plain(x)) for x in row] if isinstance(row, list | tuple) else row
+            for row in values
+        ]
         return torch.tensor(rows, dtype=torch.float32, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         return values

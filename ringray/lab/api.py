@@ -60,9 +60,12 @@ def run(
     else:
         read = specs.load(os.fspath(spec), changes)
     options = Namespace(
-        store=None if store is None else os.fspath(store), address=address, all=everything,
-        again=again, no_tracking=not tracking,
-    )  # fmt: skip
+        store=None if store is None else os.fspath(store),
+        address=address,
+        all=everything,
+        again=again,
+        no_tracking=not tracking,
+    )
     plan = planned(read, options)
     with open_store(options.store, create=True) as opened:
         summary = measure(plan, opened, options, observer(view or io.StringIO()))
@@ -92,15 +95,15 @@ def results(
     import pandas as pd
 
     with open_store(None if store is None else os.fspath(store), readonly=True) as opened:
-        found = as_it_stands(opened, opened.find(sweep))
-        rows = opened.trials(found.digest)
-        earlier = [kept.trial for kept in opened.history(found.digest)] if history else []
+        record = as_it_stands(opened, opened.find(sweep))
+        rows = opened.trials(record.digest)
+        earlier = [entry.trial for entry in opened.history(record.digest)] if history else []
     measured = [Measured(row, True) for row in rows if row.status is not None]
     if history:
-        pruned = [one for one in measured if one.row.status == "pruned"]
-        measured = sorted(measurements(rows, earlier) + pruned, key=lambda one: one.row.index)
-    frame = pd.DataFrame([_record(one, found.environment, history) for one in measured])
-    frame.attrs = {"sweep": found.name, "digest": found.digest, "status": found.status}
+        pruned = [point for point in measured if point.row.status == "pruned"]
+        measured = sorted(measurements(rows, earlier) + pruned, key=lambda point: point.row.index)
+    frame = pd.DataFrame([_record(point, record.environment, history) for point in measured])
+    frame.attrs = {"sweep": record.name, "digest": record.digest, "status": record.status}
     return frame
 
 

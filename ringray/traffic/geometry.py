@@ -213,9 +213,13 @@ def shape(mask: Mask) -> tuple[int, bool] | None:
 
 
 def _pairs(
-    dealt: _Pieces, rectangles: Ints, padded: Ints, travelling: Travelling,
-    part: tuple[Ints, Ints], unbounded: bool,
-) -> tuple[Ints, Ints, Ints]:  # fmt: skip
+    dealt: _Pieces,
+    rectangles: Ints,
+    padded: Ints,
+    travelling: Travelling,
+    part: tuple[Ints, Ints],
+    unbounded: bool,
+) -> tuple[Ints, Ints, Ints]:
     """Returns the same for the owners' positions within ``part``; ``unbounded``: no area has a
     window to the left."""
     (low, high), (pieces, ranks, problems) = part, dealt.first.shape

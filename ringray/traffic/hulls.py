@@ -127,9 +127,10 @@ class Traffic:
             return self
         pairs = (self.need, self.held, self.later, self.sums)
         return Traffic(
-            self.route, self.visible[..., problems],
+            self.route,
+            self.visible[..., problems],
             *((low[..., problems], high[..., problems]) for low, high in pairs),
-        )  # fmt: skip
+        )
 
 
 def exact(total: Number) -> Number:

@@ -65,9 +65,15 @@ class Costs:
 
 
 def costs(
-    itemsize: int, batch: Number, heads: Number, kv_heads: Number, head_dim: int,
-    value_dim: int | None = None, *, quantized: bool = False,
-) -> Costs:  # fmt: skip
+    itemsize: int,
+    batch: Number,
+    heads: Number,
+    kv_heads: Number,
+    head_dim: int,
+    value_dim: int | None = None,
+    *,
+    quantized: bool = False,
+) -> Costs:
     """Returns the bytes of a row (one position, all heads of the batch). Gradients travel in fp32,
     as do lse and delta. ``value_dim``: head dim of V and dO; None is ``head_dim``. ``quantized``: K
     and V travel in a byte per element, with a scale in fp32 per row and head."""

@@ -133,8 +133,10 @@ class TableFile(TableFields):
 
 
 _PARTS: dict[object, type[TableFields]] = {
-    "place": PlaceFields, "bucket": BucketFields, "choice": ChoiceFields,
-}  # fmt: skip
+    "place": PlaceFields,
+    "bucket": BucketFields,
+    "choice": ChoiceFields,
+}
 
 
 def entries(text: str | bytes) -> list[dict[str, Any]]:

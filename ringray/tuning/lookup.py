@@ -122,17 +122,27 @@ def anything_tuned() -> bool:
 
 @lru_cache(maxsize=1024)
 def for_process(
-    wanted: Buckets, device: str, partition: str, transport: str, backward: str, backend: str,
+    wanted: Buckets,
+    device: str,
+    partition: str,
+    transport: str,
+    backward: str,
+    backend: str,
     backend_open: bool,
-) -> Strategy:  # fmt: skip
+) -> Strategy:
     """Returns ``strategy`` for calls of the op on ``device`` (a GPU's name, or cpu).
 
     Looks each problem up and logs it once, so that ranks agree although a table changes.
     """
     chosen = strategy(
-        wanted, tuned.here(device), partition=partition, transport=transport, backward=backward,
-        backend=backend, backend_open=backend_open,
-    )  # fmt: skip
+        wanted,
+        tuned.here(device),
+        partition=partition,
+        transport=transport,
+        backward=backward,
+        backend=backend,
+        backend_open=backend_open,
+    )
     logger.info("ring_attention: %s", chosen)
     return chosen
 

@@ -85,13 +85,13 @@ def backward(
     return dq, dk, dv, *shares
 
 
-class _Here(threading.local):
+class _LoopState(threading.local):
     """This thread. ``attending``: it computes one rank's part of a ring."""
 
     attending = False
 
 
-HERE = _Here()
+HERE = _LoopState()
 
 
 @contextmanager

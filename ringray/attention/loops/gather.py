@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class _Plan:
     """Rows that one rank gathers and gives, and their places in the order of positions.
 
-    ``wanted``: rows of each owner and part, this rank's own among them as part 0. ``given``: own
+    ``wanted``: rows of each owner and part, this rank's own among them as part 0. ``sent``: own
     rows by the rank that wants them and their part. ``place``: the places of wanted rows.
     ``ranges``: of the gathered rows that a query sees. ``order``: positions of the gathered rows,
     int32.
@@ -43,7 +43,7 @@ class _Plan:
     rank: int
     own: Rows
     wanted: dict[Key, Rows]
-    given: dict[Key, Rows]
+    sent: dict[Key, Rows]
     place: dict[Key, Tensor]
     ranges: Ranges
     order: Tensor
@@ -104,7 +104,7 @@ def _gather(
     hop = comm.hop(f"step {group.step - 1}" if group.step else "start")
     shape, batch = ChunkShape(own.tensors), Batch(hop, f"{group.label} of all")
     parts = {key: shape.empty(rows) for key, rows in plan.wanted.items() if key[0] != plan.rank}
-    for (peer, _), rows in plan.given.items():
+    for (peer, _), rows in plan.sent.items():
         for x in own.cut(rows):
             batch.send(x.contiguous(), peer)
     for (owner, _), part in parts.items():
@@ -137,7 +137,7 @@ def _scatter(
         if owner != plan.rank:
             for x in sums:
                 batch.send(x.index_select(2, place), owner)
-    shares = {key: shape.empty(rows) for key, rows in plan.given.items()}
+    shares = {key: shape.empty(rows) for key, rows in plan.sent.items()}
     for (peer, _), share in shares.items():
         for x in share.tensors:
             batch.receive(x, peer)
@@ -155,9 +155,14 @@ def _scatter(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, parameters: ScoreParameters,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: RankProblem,
+    comm: Comm,
+    parameters: ScoreParameters,
     scales: tuple[Tensor, ...] = (),
-) -> Result:  # fmt: skip
+) -> Result:
     """Computes this rank's output over the keys of all ranks. Saved are q, k, v, out, lse.
     ``scales``: as in ``ring.forward``."""
     plan, groups = _plan(problem, q.device), _groups(q, k, problem)
@@ -175,9 +180,14 @@ def forward(
                 problem.rank, plan.own, plan.order, group.heads, bias
             )
             state = problem.attend(
-                q[:, group.heads], keys, values, plan.ranges, out_dtype=dtype,
-                scales=(*of_queries, *of_keys) or None, **positional,
-            )  # fmt: skip
+                q[:, group.heads],
+                keys,
+                values,
+                plan.ranges,
+                out_dtype=dtype,
+                scales=(*of_queries, *of_keys) or None,
+                **positional,
+            )
         out[:, group.heads], lse[:, group.heads] = state
         del keys, values, of_keys, state
     if parameters.sinks is not None:
@@ -186,9 +196,13 @@ def forward(
 
 
 def backward(
-    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
+    dout: Tensor,
+    dlse: Tensor | None,
+    saved: tuple[Tensor, ...],
+    problem: RankProblem,
+    comm: Comm,
     parameters: ScoreParameters,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
     of the ``parameters`` the part of the gradient that comes from this rank's rows."""
     q, k, v, out, lse = saved
@@ -207,13 +221,17 @@ def backward(
             positional = problem.by_position_at(
                 problem.rank, plan.own, plan.order, group.heads, bias
             )
-            for start, end in plan.ranges:
-                ringray_kernels.backward(
-                    dout[:, group.heads], q[:, group.heads], keys, values, lse[:, group.heads],
-                    delta[:, group.heads], start, end, dq=dq[:, group.heads], dk=sums[0],
-                    dv=sums[1], out=out[:, group.heads] if dlse is None else None,
-                    **problem.kernel, **positional,
-                )  # fmt: skip
+            problem.differentiate(
+                tuple(x[:, group.heads] for x in (q, dout, lse, delta)),
+                keys,
+                values,
+                plan.ranges,
+                dq=dq[:, group.heads],
+                dk=sums[0],
+                dv=sums[1],
+                out=out[:, group.heads] if dlse is None else None,
+                **positional,
+            )
         del keys, values
         if going is not None:
             going()

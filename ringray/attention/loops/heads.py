@@ -84,9 +84,15 @@ def _swap(direction: str, tensors: Sequence[Sequence[Tensor]], comm: Comm) -> li
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, inner: ModuleType,
-    parameters: ScoreParameters, scales: tuple[Tensor, ...] = (),
-) -> Result:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: RankProblem,
+    comm: Comm,
+    inner: ModuleType,
+    parameters: ScoreParameters,
+    scales: tuple[Tensor, ...] = (),
+) -> Result:
     """Computes this rank's output over the keys of all ranks; saves what ``inner`` saves.
     ``scales``: as in ``ring.forward``."""
     near, far = comm.folded(problem.layout.fold)
@@ -98,9 +104,14 @@ def forward(
 
 
 def backward(
-    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
-    inner: ModuleType, parameters: ScoreParameters,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    dout: Tensor,
+    dlse: Tensor | None,
+    saved: tuple[Tensor, ...],
+    problem: RankProblem,
+    comm: Comm,
+    inner: ModuleType,
+    parameters: ScoreParameters,
+) -> tuple[Tensor, ...]:
     """Returns dq, dk, dv of this rank's shard; and of the ``parameters`` the gradient from its
     share of the heads, 0 for the others."""
     near, far = comm.folded(problem.layout.fold)

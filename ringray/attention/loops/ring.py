@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, problem: RankProblem, comm: Comm, parameters: ScoreParameters,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    problem: RankProblem,
+    comm: Comm,
+    parameters: ScoreParameters,
     scales: tuple[Tensor, ...] = (),
-) -> Result:  # fmt: skip
+) -> Result:
     """Computes this rank's output over the keys of all ranks. ``scales``: of q, k and v if they are
     quantized; those of k and v travel with them.
 
@@ -75,9 +80,13 @@ def forward(
 
 
 def backward(
-    dout: Tensor, dlse: Tensor | None, saved: tuple[Tensor, ...], problem: RankProblem, comm: Comm,
+    dout: Tensor,
+    dlse: Tensor | None,
+    saved: tuple[Tensor, ...],
+    problem: RankProblem,
+    comm: Comm,
     parameters: ScoreParameters,
-) -> tuple[Tensor, ...]:  # fmt: skip
+) -> tuple[Tensor, ...]:
     """Returns dq, dk, dv of this rank's shard in fp32, over the queries and keys of all ranks; and
     of the ``parameters`` the part of the gradient that comes from the pairs computed here."""
     q, k, v, out, lse, *chunks = saved
@@ -130,10 +139,15 @@ def _attend(
     hop = (problem.rank, problem.own, visit.owner, rows)
     (q, *of_queries), (k, v, *of_keys) = queries, held.cut(rows)
     return problem.attend(
-        q, k, v, problem.intervals(*hop, q.device), state, out_dtype,
+        q,
+        k,
+        v,
+        problem.intervals(*hop, q.device),
+        state,
+        out_dtype,
         scales=(*of_queries, *of_keys) or None,
         **problem.by_position(*hop, slice(None), q.device, bias),
-    )  # fmt: skip
+    )
 
 
 class Side(NamedTuple):
@@ -162,25 +176,29 @@ def _of(heads: slice, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _differentiate(
-    stay: Side, visiting: Side, share: Heads, out: Tensor | None, problem: RankProblem,
-    bias: tuple[Tensor, ...], keys_walk: bool,
-) -> None:  # fmt: skip
+    stay: Side,
+    visiting: Side,
+    share: Heads,
+    out: Tensor | None,
+    problem: RankProblem,
+    bias: tuple[Tensor, ...],
+    keys_walk: bool,
+) -> None:
     """Adds the gradients of some heads of two ranks' rows. ``out``: of this rank, if delta is its
     rowsum with dout."""
     queries, keys = (stay, visiting) if keys_walk else (visiting, stay)
     device = keys.operands[0].device
     hop = (queries.rank, queries.rows, keys.rank, keys.rows)
-    q, dout, lse, delta, dq = _of(share.heads, *queries.operands, *queries.gradients)
+    *of_queries, dq = _of(share.heads, *queries.operands, *queries.gradients)
     k, v, dk, dv = _of(share.kv_heads, *keys.operands, *keys.gradients)
     ours = None
     if out is not None and queries.rank == problem.rank:
         (ours,) = _of(share.heads, *Chunk((out,), problem.own).cut(queries.rows))
     positional = problem.by_position(*hop, share.heads, device, bias)
-    for start, end in problem.intervals(*hop, device):
-        ringray_kernels.backward(
-            dout, q, k, v, lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=ours,
-            **problem.kernel, **positional,
-        )  # fmt: skip
+    ranges = problem.intervals(*hop, device)
+    problem.differentiate(
+        tuple(of_queries), k, v, ranges, dq=dq, dk=dk, dv=dv, out=ours, **positional
+    )
 
 
 def _halves(q: Tensor, k: Tensor) -> tuple[Heads, ...]:

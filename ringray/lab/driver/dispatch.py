@@ -30,9 +30,14 @@ class Dispatcher:
     """
 
     def __init__(
-        self, schedule: Schedule, rings: Sequence[RingPool], measure: Measure,
-        quarantine: Quarantine, machines: Machines | None, method: str,
-    ) -> None:  # fmt: skip
+        self,
+        schedule: Schedule,
+        rings: Sequence[RingPool],
+        measure: Measure,
+        quarantine: Quarantine,
+        machines: Machines | None,
+        method: str,
+    ) -> None:
         self._schedule, self._rings, self._measure = schedule, list(rings), measure
         self._quarantine, self._machines = quarantine, machines
         self._compared = not METHODS[method].exhaustive

@@ -155,7 +155,7 @@ def entries(plan: Plan, rows: Sequence[TrialRow], cores: int = 0) -> list[tuned.
     by_key = {row.key: row for row in rows}
     ok = {row.key for row in rows if row.status == "ok"}
     backends = {trial.config.strategy.backend for trial in plan.runnable if trial.key in ok}
-    kept: dict[Any, tuple[TrialConfig, tuned.Entry]] = {}
+    best_of: dict[Any, tuple[TrialConfig, tuned.Entry]] = {}
     for study in results(plan, rows):
         if study.best is None or not (by_key[study.best].environment or {}).get("place"):
             continue  # nothing was measured, or the place was lost with a part of the store
@@ -165,21 +165,21 @@ def entries(plan: Plan, rows: Sequence[TrialRow], cores: int = 0) -> list[tuned.
             continue
         trial = next(trial for trial in study.trials if trial.key == study.best)
         entry = _entry(plan, trial, by_key[study.best], backends)
-        if len({one.config.ring.threads for one in study.trials}) > 1:
+        if len({sibling.config.ring.threads for sibling in study.trials}) > 1:
             entry = replace(entry, choice={**entry.choice, "threads": trial.config.ring.threads})
         place = entry.place, entry.bucket, entry.choice["backend"]
         problem = trial.config.changed(blocks=None, replica=0)
-        if place in kept and kept[place][0] == problem:
+        if place in best_of and best_of[place][0] == problem:
             # Of kernels that are tuned one by one, each adds its blocks.
-            before = kept[place][1]
+            before = best_of[place][1]
             blocks = f"{before.choice['blocks']},{entry.choice['blocks']}"
             choice, when = {**before.choice, "blocks": blocks}, entry.when
             entry = replace(min(before, entry, key=_time), choice=choice, when=when)
-        elif place in kept and _size(kept[place][0]) > _size(problem):
+        elif place in best_of and _size(best_of[place][0]) > _size(problem):
             continue
-        kept[place] = problem, entry
+        best_of[place] = problem, entry
     fastest: dict[tuple[tuned.Place, tuned.Bucket], tuned.Entry] = {}
-    for _, entry in sorted(kept.values(), key=lambda pair: (-_size(pair[0]), _time(pair[1]))):
+    for _, entry in sorted(best_of.values(), key=lambda pair: (-_size(pair[0]), _time(pair[1]))):
         fastest.setdefault((entry.place, entry.bucket), entry)
     return list(fastest.values())
 

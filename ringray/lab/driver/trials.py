@@ -168,7 +168,7 @@ class TrialRunner:
         """
         trial = work.trial
         ahead = [trial] if len(self._rings) > 1 else schedule.ahead()
-        ring, formed = rings.take(trial.config, (one.config for one in ahead))
+        ring, formed = rings.take(trial.config, (later.config for later in ahead))
         if formed and self._ended is not None and len(self._rings) == 1:
             self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
         lies = self._lies(ring.nodes, trial.config)

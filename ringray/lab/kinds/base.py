@@ -91,12 +91,24 @@ def ring_pass(
 
     def attend() -> Tensor:
         out = ring_attention(
-            q, k, v, group=context.group, partition=strategy.partition, seq_len=problem.seq_len,
-            transport=strategy.transport, backward=strategy.backward, backend=strategy.backend,
-            blocks=config.cut, softcap=problem.softcap, quantize=problem.quantize,
-            sinks=learned[0] if learned else None, alibi_slopes=slopes(problem),
-            dropout_p=problem.dropout_p or 0.0, dropout_seed=seed, **mask,
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            group=context.group,
+            partition=strategy.partition,
+            seq_len=problem.seq_len,
+            transport=strategy.transport,
+            backward=strategy.backward,
+            backend=strategy.backend,
+            blocks=config.cut,
+            softcap=problem.softcap,
+            quantize=problem.quantize,
+            sinks=learned[0] if learned else None,
+            alibi_slopes=slopes(problem),
+            dropout_p=problem.dropout_p or 0.0,
+            dropout_seed=seed,
+            **mask,
+        )
         assert isinstance(out, Tensor)
         return out
 

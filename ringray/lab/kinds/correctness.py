@@ -114,6 +114,13 @@ def _inputs(
     problem: TrialProblem, seed: int, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return testing.make_inputs(
-        problem.batch, problem.heads, problem.kv_heads, problem.seq_len, problem.head_dim,
-        torch_dtype(problem.dtype), seed=seed, device=device, value_dim=problem.value_dim,
-    )  # fmt: skip
+        problem.batch,
+        problem.heads,
+        problem.kv_heads,
+        problem.seq_len,
+        problem.head_dim,
+        torch_dtype(problem.dtype),
+        seed=seed,
+        device=device,
+        value_dim=problem.value_dim,
+    )

@@ -33,9 +33,11 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     with context.agreed():
         cache = ShardedKV.of_shards(
             *_drawn(config, context, rows, 5 + 2 * context.rank, *2 * [problem.kv_heads]),
-            capacity=problem.seq_len, partition=config.strategy.partition, seq_len=dealt,
+            capacity=problem.seq_len,
+            partition=config.strategy.partition,
+            seq_len=dealt,
             group=context.group,
-        )  # fmt: skip
+        )
         heads = (problem.heads, problem.kv_heads, problem.kv_heads)
         q, k, v = _drawn(config, context, problem.new_tokens, 0, *heads)
 
@@ -43,9 +45,13 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
         cache.crop(dealt)
         cache.append(k, v)
         ring_decode(
-            q, cache, group=context.group, window=window, global_tokens=problem.global_tokens,
+            q,
+            cache,
+            group=context.group,
+            window=window,
+            global_tokens=problem.global_tokens,
             backend=config.strategy.backend,
-        )  # fmt: skip
+        )
 
     return latency.measure(config, context, (q, k, v, *cache.buffers), step, alone=_alone)
 

@@ -54,12 +54,18 @@ def unfit(config: TrialConfig, blocks: Blocks, device: torch.device) -> str | No
         if reason is not None:
             return f"{kernel}={block}: {reason}"
         case = Case(
-            target.name, kernel, problem.head_dim, problem.dtype, group, block,
-            value_dim=problem.value_dim, softcap=problem.softcap,
+            target.name,
+            kernel,
+            problem.head_dim,
+            problem.dtype,
+            group,
+            block,
+            value_dim=problem.value_dim,
+            softcap=problem.softcap,
             bias=(1, 2 * group) if problem.alibi else (),
             dropout_p=problem.dropout_p or 0.0,
             quantized=problem.quantize is not None and kernel == "forward",
-        )  # fmt: skip
+        )
         try:
             spilled = compile_case(case).whole_spilled
         except Exception as error:  # of Triton or ptxas, of many types

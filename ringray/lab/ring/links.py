@@ -117,7 +117,7 @@ class LinkSurvey:
         self, pairs: Sequence[tuple[int, int]], stores: dict[int, tuple[str, int]]
     ) -> Iterator[NodePair]:
         """Yields the links of pairs that meet at the same time."""
-        both = {pair: {self._devices[at] for at in pair} for pair in pairs}
+        both = {pair: {self._devices[number] for number in pair} for pair in pairs}
         devices = {pair: "cuda" if types == {"cuda"} else "cpu" for pair, types in both.items()}
         asked = {
             node: self._probes[node].meet.remote(stores[pair[0]], place, pair[1], device, PAIR_S)

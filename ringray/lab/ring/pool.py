@@ -121,10 +121,10 @@ class RingPool:
         # With a budget a rank counts its tensors itself.
         counted = config.training and config.training.budget
         limit = None if counted else self._spec.limits.rank_memory
-        found = replace(self._cluster.placement(config), memory=limit)
+        placement = replace(self._cluster.placement(config), memory=limit)
         if self._machines is None:
-            return found
-        return self._machines.placement(found, config.ring.size, self._quarantine.nodes)
+            return placement
+        return self._machines.placement(placement, config.ring.size, self._quarantine.nodes)
 
     def suits(self, config: TrialConfig) -> bool:
         """Returns whether there is a ring that the trial can take as it is, or re-formed."""

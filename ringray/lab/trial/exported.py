@@ -67,10 +67,15 @@ EXPORTED = (
     RING_STARTS,
     *(
         ExportedMetric(
-            PREFIX + one.exported, "gauge", _BASE_UNITS[one.unit][1], one.meaning,
-            metric=one.name, scale=_BASE_UNITS[one.unit][0],
-            over=f"{PREFIX}pass_seconds" if one.name == "wait_ms" else "",
+            PREFIX + metric.exported,
+            "gauge",
+            _BASE_UNITS[metric.unit][1],
+            metric.meaning,
+            metric=metric.name,
+            scale=_BASE_UNITS[metric.unit][0],
+            over=f"{PREFIX}pass_seconds" if metric.name == "wait_ms" else "",
         )
-        for one in METRICS.values() if one.exported
+        for metric in METRICS.values()
+        if metric.exported
     ),
-)  # fmt: skip
+)

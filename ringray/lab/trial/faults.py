@@ -17,9 +17,18 @@ from ringray.base.units import BYTES, memory
 from ringray.lab.trial.outcome import Status
 
 Kind = Literal[
-    "out-of-memory", "node-preempted", "node-lost", "rank-died", "stalled", "compile-error",
-    "user-error", "error", "mismatch", "timeout", "connection-lost",
-]  # fmt: skip
+    "out-of-memory",
+    "node-preempted",
+    "node-lost",
+    "rank-died",
+    "stalled",
+    "compile-error",
+    "user-error",
+    "error",
+    "mismatch",
+    "timeout",
+    "connection-lost",
+]
 
 
 class _Meaning(NamedTuple):

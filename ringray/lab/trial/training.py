@@ -30,15 +30,18 @@ def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
             f"size: got {config.ring.size} ranks, expected a multiple of dp x tp x pp = "
             f"{others.ranks}"
         )
-    sizes_asked: dict[str, Any] = {
-        name: flat[name]
-        for name in ("seq_len", "dtype", "scores", "mlp_rows", "kept", "partition", "transport",
-                     "learning_rate", "rope_theta", "micro_batch")
-    }  # fmt: skip
-    recipe = Recipe(
-        sequences=config.problem.batch, steps=measure.repeats, warmup=max(1, measure.repeats // 10),
-        documents=training.corpus is not None, seed=measure.seed + measure.replica, **sizes_asked,
-    )  # fmt: skip
+    # Most fields of a recipe have a config's name; the others follow from what a config measures.
+    options: dict[str, Any] = {
+        item.name: flat[item.name] for item in fields(Recipe) if item.name in flat
+    }
+    options |= {
+        "sequences": config.problem.batch,
+        "steps": measure.repeats,
+        "warmup": max(1, measure.repeats // 10),
+        "documents": training.corpus is not None,
+        "seed": measure.seed + measure.replica,
+    }
+    recipe = Recipe(**options)
     return model, replace(others, cp=ring), recipe
 
 
@@ -68,8 +71,11 @@ def ring_config(config: TrialConfig, degrees: Degrees) -> TrialConfig:
     training, problem = config.training, config.problem
     assert training is not None
     ring = config.changed(
-        ring_size=degrees.cp, order="topology", batch=training.micro_batch or 1,
-        heads=problem.heads // degrees.tp, kv_heads=problem.kv_heads // degrees.tp,
+        ring_size=degrees.cp,
+        order="topology",
+        batch=training.micro_batch or 1,
+        heads=problem.heads // degrees.tp,
+        kv_heads=problem.kv_heads // degrees.tp,
         direction="forward+backward",
-    )  # fmt: skip
+    )
     return replace(ring, training=None)

@@ -73,15 +73,22 @@ class BaselineKind:
 
 BASELINES: dict[str, BaselineKind] = {
     "sdpa": BaselineKind("ringray.lab.kinds.baselines.sdpa", "SDPA"),
-    "flex": BaselineKind(
-        "ringray.lab.kinds.baselines.flex", "FlexAttention", gradients=(_GPU,)
-    ),
+    "flex": BaselineKind("ringray.lab.kinds.baselines.flex", "FlexAttention", gradients=(_GPU,)),
     "context-parallel": BaselineKind(
-        "ringray.lab.kinds.baselines.context_parallel", "PyTorch's context_parallel",
-        on_ring=True, devices=(_GPU,), half_only=True, causal_only=True,
+        "ringray.lab.kinds.baselines.context_parallel",
+        "PyTorch's context_parallel",
+        on_ring=True,
+        devices=(_GPU,),
+        half_only=True,
+        causal_only=True,
     ),
     "ring-flash-attn": BaselineKind(
-        "ringray.lab.kinds.baselines.ring_flash_attn", "ring-flash-attn",
-        on_ring=True, rows_first=True, devices=(_GPU,), half_only=True, causal_only=True,
+        "ringray.lab.kinds.baselines.ring_flash_attn",
+        "ring-flash-attn",
+        on_ring=True,
+        rows_first=True,
+        devices=(_GPU,),
+        half_only=True,
+        causal_only=True,
     ),
-}  # fmt: skip
+}

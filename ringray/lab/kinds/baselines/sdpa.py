@@ -23,8 +23,12 @@ def prepare(
 
     def attend() -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=problem.causal and mask is None,
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=problem.causal and mask is None,
             enable_gqa=problem.heads != problem.kv_heads,
-        )  # fmt: skip
+        )
 
     return attend
