@@ -235,7 +235,11 @@ class ContextParallelAttention(nn.Module):
     def extra_repr(self) -> str:
         names = "num_heads num_kv_heads head_dim causal window chunk dropout_p rope_theta partition"
         shown = {name: getattr(self, name) for name in names.split()} | self.options
-        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        # Of a tensor, such as a bias of all pairs, its shape: its values fill pages.
+        return ", ".join(
+            f"{name}={tuple(value.shape) if isinstance(value, Tensor) else value!r}"
+            for name, value in shown.items()
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ContextParallelAttention:
         # A copy, such as averaged weights, uses the same ring: groups cannot be copied.

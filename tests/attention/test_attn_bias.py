@@ -66,9 +66,14 @@ def test_dropout_and_documents_where_all_share_one_bias(backend: str) -> None:
     checks.close(got, checks.truth(inputs, bias, checks.seen_by(29, **options), **options), backend)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, 3, 4])
 def test_rings(size: int) -> None:
-    on_ring(size, [checks.pairs, *([checks.refused] if size == 2 else [])])
+    on_ring(size, [checks.pairs, *([checks.refused, checks.compiled] if size == 2 else [])])
+
+
+def test_a_module_shows_the_shape_of_a_bias() -> None:
+    layer = ringray.nn.ContextParallelAttention(64, 4, attn_bias=torch.zeros(1, 4, 8, 8))
+    assert "attn_bias=(1, 4, 8, 8)" in repr(layer)
 
 
 def test_16_bits_under_autocast() -> None:
