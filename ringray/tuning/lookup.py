@@ -67,15 +67,17 @@ def strategy(
     if "auto" in (partition, transport):
         entry, why = table.find("strategy", wanted.strategy, place)
         choice = entry.choice if entry else named
+        # A choice was measured as a whole: it does not hold beside another partition or transport.
         clash = [f"{name}={choice.get(name)}" for name in named if choice.get(name) != named[name]]
         if clash:
             entry, why = None, f"tuned with {', '.join(clash)}"
         chosen = dict(entry.choice) if entry else {}
         sources.append(f"strategy: {why if entry else f'default ({why})'}")
-    if transport != "auto":
+    if transport != "auto":  # whoever names a transport names its backward walk, or takes auto
         chosen.pop("backward", None)
     if blocks is not None:
         return _settled(named, chosen, cut, sources)
+    # Blocks that were measured in the whole ring win over those of a kernel alone.
     tuned_cut = _cut(chosen, backend, backend_open)
     if tuned_cut is None:
         entry, why = table.find("kernel", wanted.kernel, place)

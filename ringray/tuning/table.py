@@ -122,6 +122,7 @@ def buckets(
         mask=mask.shape(mask.seq_len),
         backward=backward,
     )
+    # A kernel sees one hop; its time grows with batch and K/V heads alike, so neither tells apart.
     kernel = replace(
         ring,
         ring_size=1,

@@ -66,6 +66,7 @@ def _planned(problem: RankProblem, device: torch.device) -> _Plan:
         key: problem.positions(key[0], device)[rows.start : rows.stop]
         for key, rows in wanted.items()
     }
+    # In the order of positions a mask is an interval of the gathered rows, as of a whole sequence.
     order = torch.cat(list(positions_of.values())).sort().values
     place = {key: torch.searchsorted(order, positions) for key, positions in positions_of.items()}
     seen = problem.intervals_of(rank, own, order)
@@ -148,7 +149,7 @@ def _scatter(
 
     def wait() -> None:
         pending.wait()
-        for key in sorted(shares):
+        for key in sorted(shares):  # in one order, so that sums are the same bits in every run
             home.add(shares.pop(key))
 
     return wait
@@ -172,6 +173,7 @@ def forward(
     coming, bias = _gather(travelling, groups[0], plan, comm), parameters.bias()
     for number, group in enumerate(groups):
         keys, values, *of_keys = coming()
+        # The next heads travel while these are computed with.
         if number + 1 < len(groups):
             coming = _gather(travelling, groups[number + 1], plan, comm)
         of_queries = [x[:, group.heads] for x in scales[:1]]
@@ -189,6 +191,7 @@ def forward(
                 **positional,
             )
         out[:, group.heads], lse[:, group.heads] = state
+        # Before the next ones are received: there is memory for two groups, not three.
         del keys, values, of_keys, state
     if parameters.sinks is not None:
         merge_sinks_(out, lse, parameters.sinks)
@@ -233,6 +236,7 @@ def backward(
                 **positional,
             )
         del keys, values
+        # The shares of the heads before travelled beside this computation.
         if going is not None:
             going()
         home = Chunk((dk[:, group.kv_heads], dv[:, group.kv_heads]), plan.own)

@@ -43,7 +43,7 @@ def _to_rows(tensors: Sequence[Tensor], comm: Comm, places: tuple[Tensor, ...]) 
     """Exchanges (B, H, S, D) for (B, H / F, F * S, D), rows in the order of positions."""
     swapped = _swap("heads to rows", [x.chunk(comm.world_size, 1) for x in tensors], comm)
     joined = []
-    while swapped:
+    while swapped:  # popped, so that the parts of one tensor are freed before the next is joined
         parts = swapped.pop(0)
         batch, heads, rows, *rest = parts[0].shape
         whole = parts[0].new_empty((batch, heads, rows * len(parts), *rest))
@@ -123,6 +123,7 @@ def backward(
         dout, of_lse[0] if of_lse else None, saved, problem, far, _share(parameters, near)
     )
     dq, dk, dv = (x.to(dout.dtype) for x in gradients[:3])
+    # A rank knows the gradient of its share of the heads; the sum over ranks is the whole.
     shares = [x.new_zeros(x.shape, dtype=torch.float32) for x in parameters if x is not None]
     for whole, part in zip(shares, gradients[3:], strict=True):
         whole.chunk(near.world_size)[near.rank].copy_(part)

@@ -53,10 +53,12 @@ def forward(
     bias = parameters.bias()
     to_attend = sum(bool(visit.need) for visit in script.visits)
     for number, step in enumerate(script.steps):
+        # First of all, so that the messages travel while this step computes.
         ring.post(number, step)
         for visit in step.visits:
             to_attend -= bool(visit.need)
             if visit.need or state is None:  # the first visit sets the state, even of no rows
+                # The running output stays fp32 until the last chunk has been merged.
                 out_dtype = None if to_attend else problem.quantized_from or q.dtype
                 with comm.computing(number, f"chunk {visit.owner}"):
                     # The chunk gets no name here, which would keep it until the next step.
@@ -73,6 +75,7 @@ def forward(
         ring.drop(visit.key for visit in step.visits if visit.key not in to_keep)
     ring.finish()
     assert state is not None
+    # A sink is one more key without a value; it is merged once, after the keys of all ranks.
     if parameters.sinks is not None:
         merge_sinks_(*state, parameters.sinks)
     extra = [x for key, rows in to_keep.items() for x in ring.held[key].cut(rows)]
@@ -91,22 +94,25 @@ def backward(
     of the ``parameters`` the part of the gradient that comes from the pairs computed here."""
     q, k, v, out, lse, *chunks = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.call.strategy.backend)
+    # A kernel may compute delta from out again, but a gradient of lse would be missing in it.
     matching = out if dlse is None else None
     bias = parameters.bias(with_gradient=True)
     script, rank, own = problem.script("backward"), problem.rank, problem.own
     keys_walk = problem.walks.travelling == "keys"
     queries, keys = (q, dout, lse, delta), (k, v)
+    # What travels takes its sum of gradients along; what stays adds to its own here.
     moving, summed = (keys, keys) if keys_walk else (queries, (q,))
     staying, added = (queries, (q,)) if keys_walk else (keys, keys)
     ring = InFlight(comm, rank, Chunk(moving, own), summed)
     stay = Side(rank, own, staying, ChunkShape(added, torch.float32).zeros(own).tensors)
+    # A reverse walk begins with the chunks that came last in the forward pass.
     for (key, rows), *pair in zip(script.kept, chunks[::2], chunks[1::2], strict=True):
         ring.held[key] = Chunk(tuple(pair), rows)
     work = _work(script, rank, _halves(q, k))
     for number, step in enumerate(script.steps):
         ring.post(number, step)
         for visit, heads in work[number]:
-            if visit.sums:
+            if visit.sums:  # this rank is the first on the walk to add to them
                 ring.sums[visit.key] = ring.zeros(visit.sums)
             if visit.need:
                 with comm.computing(number, f"chunk {visit.owner}"):
@@ -116,6 +122,7 @@ def backward(
         ring.wait(number)
         ring.drop(visit.key for visit in step.visits)
     ring.finish()
+    # The sums of the own chunk have been around the ring and are complete.
     home = ring.sums[rank, 0].tensors
     dq, dk, dv = (*stay.gradients, *home) if keys_walk else (*home, *stay.gradients)
     return dq, dk, dv, *parameters.gradients(lse, delta, bias)
@@ -265,6 +272,7 @@ class InFlight:
                 chunk = (self._chunk if message.chunk else self._sum).empty(message.rows)
                 for x in chunk.tensors:
                     batch.receive(x, message.peer)
+                # A chunk is used as it comes; a sum is added to what is here, once it has come.
                 if message.chunk:
                     self.held[self._key(message)] = chunk
                 else:

@@ -90,6 +90,7 @@ def measure(
     for i in range(measure.repeats):
         HERE.enter(f"repeat {i + 1}")
         context.barrier()
+        # Ring and baseline take turns at being first, so that neither finds the warmer machine.
         if baseline is not None and i % 2:
             report.baseline_seconds.append(baseline())
         context.barrier()
