@@ -94,7 +94,7 @@ def backward(
     of the ``parameters`` the part of the gradient that comes from the pairs computed here."""
     q, k, v, out, lse, *chunks = saved
     delta = ringray_kernels.delta(dout, out, lse, dlse, backend=problem.call.strategy.backend)
-    # A kernel may compute delta from out again, but a gradient of lse would be missing in it.
+    # A kernel may derive delta from out, which lacks the part of a gradient of lse.
     matching = out if dlse is None else None
     bias = parameters.bias(with_gradient=True)
     script, rank, own = problem.script("backward"), problem.rank, problem.own
