@@ -56,7 +56,7 @@ class Meter:
 METER = Meter()  # this process: one rank
 
 
-class waiting:
+class WaitScope:
     """A wait for other ranks, marked in this one's progress; its error names ``hop``, this rank and
     a way out."""
 
@@ -151,7 +151,7 @@ class Pending:
             METER.tape.waited(self)
         timeline, began = METER.timeline, time.perf_counter()
         stall = timeline.begin() if timeline is not None else None
-        with waiting(f"{self._batch.hop}, {self._batch.label}"):
+        with WaitScope(f"{self._batch.hop}, {self._batch.label}"):
             self._join()
         METER.wait_s += time.perf_counter() - began
         if timeline is not None and stall is not None and self._flight is not None:

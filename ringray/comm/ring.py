@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringray.comm import host_staging
-from ringray.comm.batch import METER, Batch, Packed, Pending, waiting
+from ringray.comm.batch import METER, Batch, Packed, Pending, WaitScope
 from ringray.instruments.progress import HERE
 
 # Of messages, on backends that match them by tag: not 0, the default of a user's own messages.
@@ -166,7 +166,7 @@ class Comm:
         if self._group is None:
             return most.tolist()
         rank, ranks, distance = self.rank, self.world_size, 1
-        with waiting(hop):
+        with WaitScope(hop):
             host = _host(self._group)
             while distance < ranks:
                 came = np.empty_like(most)
@@ -188,7 +188,7 @@ class Comm:
             return [values]
         mine = np.array(values)
         parts = [np.empty_like(mine) for _ in range(self.world_size)]
-        with waiting(hop):
+        with WaitScope(hop):
             tensors = [torch.from_numpy(x) for x in parts]
             _host(self._group).allgather([tensors], [torch.from_numpy(mine)]).wait()
         return [part.tolist() for part in parts]
@@ -196,7 +196,7 @@ class Comm:
     def sum(self, tensor: Tensor, hop: str) -> None:
         """Sums a tensor over all ranks, in place."""
         if self._group is not None:
-            with waiting(hop):
+            with WaitScope(hop):
                 dist.all_reduce(tensor, group=self._group)
 
     def gather(self, parts: list[Tensor], tensor: Tensor, hop: str) -> None:
@@ -204,7 +204,7 @@ class Comm:
         if self._group is None:
             parts[0].copy_(tensor)
             return
-        with waiting(hop):
+        with WaitScope(hop):
             dist.all_gather(parts, tensor, group=self._group)
 
 

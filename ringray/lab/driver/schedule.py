@@ -19,7 +19,14 @@ from ringray.lab.plan.problems import defaults, problem_of, searched, studies
 from ringray.lab.plan.trial import Trial
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import Candidate, Request, Response, Search, SearchSettings, then
+from ringray.lab.search.base import (
+    Candidate,
+    Request,
+    Response,
+    Search,
+    SearchSettings,
+    followed_by,
+)
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import Outcome, TrialRow, runs_of
@@ -95,7 +102,7 @@ class Schedule:
             doubt = _doubt(self._objectives[0], trial.predicted)
             candidates.append(Candidate(trial.key, choices, scores, doubt))
         asking = METHODS[search.method].search(candidates, settings)
-        asking = then(asking, [trial.key for trial in usual], half)
+        asking = followed_by(asking, [trial.key for trial in usual], half)
         return _Study({trial.key: trial for trial in trials}, asking)
 
     def ahead(self) -> list[Trial]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ringray.attention import ring_attention
 from ringray.attention.problem import Ranges, keywords
 from ringray.base.errors import PeerError
-from ringray.comm.batch import waiting
+from ringray.comm.batch import WaitScope
 from ringray.lab.trial import faults
 from ringray.lab.trial.config import TrialConfig, TrialProblem
 from ringray_kernels import testing
@@ -38,7 +38,7 @@ class RankContext:
         self.synchronize()
         if self.group is not None:
             # One message each way on the CPU or device group; cheaper than dist.barrier on NCCL.
-            with waiting("barrier"):
+            with WaitScope("barrier"):
                 dist.all_reduce(torch.zeros(1, device=self.device), group=self.group)
                 self.synchronize()
 
@@ -62,7 +62,7 @@ class RankContext:
         if self.side is None:
             return mine
         flag = torch.tensor([int(mine)])
-        with waiting("memory"):
+        with WaitScope("memory"):
             dist.all_reduce(flag, group=self.side)
         return bool(flag.item())
 

@@ -88,7 +88,7 @@ class Method(NamedTuple):
     extreme: bool = False
 
 
-def then(search: Search, keys: Sequence[str], repeats: int) -> Search:
+def followed_by(search: Search, keys: Sequence[str], repeats: int) -> Search:
     """Asks as ``search`` does, and at its end for ``repeats`` runs of ``keys``."""
     yield from search
     if keys:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ringray.base.errors import PeerError
-from ringray.comm.batch import waiting
+from ringray.comm.batch import WaitScope
 from ringray.instruments.progress import HERE, Progress, stacks, tail_of
 from ringray.lab.plan import plan
 from ringray.lab.ring.memory_limit import in_use
@@ -234,11 +234,11 @@ def test_a_rank_tells_how_far_it_is() -> None:
 def test_a_rank_tells_that_it_waits() -> None:
     HERE.enter("inputs")
     copy = HERE.now()
-    with waiting("a hop"):
+    with WaitScope("a hop"):
         assert HERE.waiting
         assert not copy.waiting
     assert not HERE.waiting
-    with pytest.raises(ZeroDivisionError), waiting("a hop"):
+    with pytest.raises(ZeroDivisionError), WaitScope("a hop"):
         _ = 1 / 0
     assert HERE.waiting, "what failed while waiting still shows"
     HERE.enter("")
