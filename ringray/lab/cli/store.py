@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ringray.base import leftovers, private_files, units
+from ringray.base import locks, private_files, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, JSON, ON_HEAD, STORE, SWEEP, Option, append, options
@@ -31,7 +31,7 @@ def open_store(named: str | None, create: bool = False, readonly: bool = False) 
         UserError: the default store does not exist, and ``create`` is not set.
     """
     if not readonly:
-        leftovers.remove()
+        locks.remove_folders()
         if named is None:
             private_files.create_home()
     path = Path(named) if named else default_path()

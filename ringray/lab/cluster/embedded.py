@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from ringray.base import leftovers, private_files, provenance, signals
+from ringray.base import locks, private_files, provenance, signals
 from ringray.base.deadline import say, within
 from ringray.base.errors import ClusterError, PlaceError, reason_of
 from ringray.base.redaction import TOKENS
@@ -133,10 +133,10 @@ def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
         servers.look()  # later children, as the tracker, are not this Ray's
 
 
-def _folder(stack: contextlib.ExitStack) -> leftovers.Folder:
+def _folder(stack: contextlib.ExitStack) -> locks.Folder:
     """Returns the folder of an embedded Ray."""
     try:
-        return stack.enter_context(leftovers.folder(leftovers.RAY))
+        return stack.enter_context(locks.temporary_folder(locks.RAY))
     except OSError as error:
         raise PlaceError(
             f"{NAME} cannot start: {error.filename}: {reason_of(error)}; free some space there"
@@ -147,7 +147,7 @@ class Servers:
     """The processes of an embedded Ray: children of this one that it did not have before, with
     their names; and their logs."""
 
-    def __init__(self, folder: leftovers.Folder) -> None:
+    def __init__(self, folder: locks.Folder) -> None:
         self.folder = folder
         self.root = folder.path / "r"  # within it: Ray opens its own folder to all
         if "RAY_TMPDIR" in os.environ:
@@ -177,7 +177,7 @@ class Servers:
     def _lost(self) -> str:
         """Returns which of the servers that were seen has ended, "" if none has."""
         for process, name in self.names.items():
-            if name in _SERVERS and not leftovers.lives(process):
+            if name in _SERVERS and not locks.lives(process):
                 return f"its {name} has ended"
         return ""
 

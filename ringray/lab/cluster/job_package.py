@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringray.base import leftovers, provenance
+from ringray.base import locks, provenance
 from ringray.lab.specs.model import Spec
 
 _FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
@@ -50,7 +50,7 @@ def _left_here(folder: str, names: list[str]) -> list[str]:
 def packed(spec: Spec | None = None) -> Iterator[Shipment]:
     """Yields a folder with this process's source and ``spec``, if any, under its own file name, and
     removes it when the block ends."""
-    with leftovers.folder("ringray") as made:
+    with locks.temporary_folder("ringray") as made:
         folder = made.path
         for package in provenance.packages():
             shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_left_here)

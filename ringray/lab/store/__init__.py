@@ -5,7 +5,6 @@ schema       tables and migrations
 rows         rows as plain data
 value_types  types of the values in rows
 place        a store that is deleted or replaced while it is open
-lease        one driver per sweep
 memory_copy  a store that is only read
 snapshot     a whole copy beside the store
 recover      a new store from a damaged one

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+from ringray.base.locks import Owner
 from ringray.base.redaction import public_spec, shown
 from ringray.lab.store import driver_state
 from ringray.lab.store.driver_state import DriverState
-from ringray.lab.store.lease import Owner
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 

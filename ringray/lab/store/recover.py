@@ -19,9 +19,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from ringray.base import leftovers
+from ringray.base import locks
 from ringray.base.errors import DamagedStore, PlaceError, reason_of
-from ringray.lab.store import lease, rows, snapshot
+from ringray.lab.store import rows, snapshot
 from ringray.lab.store.memory_copy import unchanged
 from ringray.lab.store.schema import Damage, connect, resolved
 from ringray.lab.store.store import Store
@@ -73,12 +73,12 @@ def recover(path: Path) -> Recovered:
             new one cannot be written; the store is then as it was.
     """
     path = resolved(path)
-    for user in lease.users(path):
+    for user in locks.users(path):
         raise PlaceError(f"the store {path} is used by {user}; end that process first")
     if _whole(path):
         return Recovered(None, ())
     try:
-        with leftovers.folder(".recovering", path.parent) as folder:
+        with locks.temporary_folder(".recovering", path.parent) as folder:
             return _recover(path, folder.path)
     except OSError as error:
         raise PlaceError(

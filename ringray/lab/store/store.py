@@ -18,10 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from ringray.base import private_files
+from ringray.base import locks, private_files
 from ringray.base.errors import PlaceError, UserError, suggestion
-from ringray.lab.store import lease, rows, snapshot
-from ringray.lab.store.lease import Owner
+from ringray.base.locks import Owner
+from ringray.lab.store import rows, snapshot
 from ringray.lab.store.memory_copy import MemoryCopy
 from ringray.lab.store.place import OpenFile
 from ringray.lab.store.schema import connect, damaged, failures, resolved, transaction
@@ -97,7 +97,7 @@ class Store:
         """Closes the store; the last process to do so moves the log of a killed one into it."""
         with self._lock:
             if self._copy is None:
-                lease.bury(self.path)
+                locks.remove_leases(self.path)
             self._db.close()
 
     def check(self) -> None:
@@ -200,7 +200,7 @@ class Store:
         if role == "driver":
             self.check()
         refusal = partial(_REFUSALS[role].format, sweep=self.name_of(digest))
-        with lease.hold(lease.path_of(self.path, digest, role), refusal, note) as held:
+        with locks.hold(locks.lease_path(self.path, digest, role), refusal, note) as held:
             if role == "tracker":
                 yield
                 return
@@ -222,7 +222,7 @@ class Store:
 
     def owner(self, digest: str, role: Role = "driver") -> Owner | None:
         """Returns the live process that drives (or tracks) the sweep; ``str()`` is for users."""
-        return lease.owner(lease.path_of(self.path, digest, role))
+        return locks.owner(locks.lease_path(self.path, digest, role))
 
     def sweeps(self) -> list[SweepRow]:
         """Returns all sweeps, the last one begun or finished first."""
@@ -324,7 +324,7 @@ class Store:
 
     def _lost_log(self) -> str | None:
         """Warns if a process died while it had the store open and its log is not there."""
-        dead = lease.dead(self.path)
+        dead = locks.killed_drivers(self.path)
         if not dead or self._db.serialize()[_LOG_MODE] != 2:
             return None
         return (

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from ringray.base import leftovers, private_files
+from ringray.base import locks, private_files
 from ringray.lab.tracking.location import sqlite_path, sqlite_uri
 
 
@@ -36,7 +36,7 @@ def client_of(uri: str) -> MlflowClient:
 def _create(path: Path) -> None:
     # A new name each time: MLflow keeps connections by it, and leaves a lock file for each in the
     # folder for temporary files.
-    with leftovers.folder(".mlflow", path.parent) as folder:
+    with locks.temporary_folder(".mlflow", path.parent) as folder:
         before, tempfile.tempdir = tempfile.tempdir, str(folder.path)
         try:
             new = folder.path / "new.db"

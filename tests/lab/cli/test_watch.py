@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ringray.base.locks import Owner
 from ringray.lab import cli
 from ringray.lab.cli import watch
 from ringray.lab.cluster import head_command
@@ -18,7 +19,6 @@ from ringray.lab.report import live
 from ringray.lab.store import driver_state, feed
 from ringray.lab.store.driver_state import DriverState
 from ringray.lab.store.feed import Feed
-from ringray.lab.store.lease import Owner
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome
 from tests.support.job_server import URL, Server

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ringray import lab
-from ringray.base import leftovers
+from ringray.base import locks
 from ringray.base.errors import ClusterError
 from ringray.lab.cluster import connect, embedded
 from ringray.lab.cluster.embedded import TRIES, Servers
@@ -41,7 +41,7 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Servers:
     """The servers of a Ray whose folder is made, and nothing started."""
     monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("RAY_TMPDIR", raising=False)
-    return Servers(leftovers.Folder(tmp_path, tmp_path / "note.json"))
+    return Servers(locks.Folder(tmp_path, tmp_path / "note.json"))
 
 
 def log(servers: Servers, raylet: str, gcs_server: str = "", session: str = "2026") -> Path:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ringray.base import locks
 from ringray.base.errors import PlaceError
-from ringray.lab.store import lease
 from ringray.lab.store.store import Store
 from tests.support.store_rows import DIGEST, OTHER, ok, sweep, trial
 
@@ -241,7 +241,7 @@ def test_a_file_system_without_locks_is_refused(
         raise OSError(errno.ENOLCK, "No locks available")
 
     store.begin(sweep(), [])
-    monkeypatch.setattr(lease.fcntl, "flock", none)
+    monkeypatch.setattr(locks.fcntl, "flock", none)
     with (
         pytest.raises(PlaceError, match=r"no locks available; .*on a file system with file locks"),
         store.lease(DIGEST),

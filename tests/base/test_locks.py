@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ringray.base import leftovers
+from ringray.base import locks
 
 MAKE = """if True:
     import subprocess, sys, time, psutil
-    from ringray.base import leftovers
-    with leftovers.folder(sys.argv[1]) as folder:
+    from ringray.base import locks
+    with locks.temporary_folder(sys.argv[1]) as folder:
         (folder.path / "file").write_text("x")
         other = subprocess.Popen([sys.executable, "-c", sys.argv[2], f"--of={folder.path}/x"],
                                  stdout=subprocess.DEVNULL)
@@ -40,13 +40,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def made(home: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Path, psutil.Process]]:
     """The folder and the child of a process that was killed."""
-    arguments = [MAKE, leftovers.RAY, SLEEP, getattr(request, "param", "noted")]
+    arguments = [MAKE, locks.RAY, SLEEP, getattr(request, "param", "noted")]
     maker = subprocess.Popen([sys.executable, "-c", *arguments], stdout=subprocess.PIPE, text=True)
     assert maker.stdout is not None
     folder, pid = maker.stdout.readline().split()
     child = psutil.Process(int(pid))
     try:
-        leftovers.remove()
+        locks.remove_folders()
         assert (Path(folder) / "file").exists()  # its maker lives
         assert child.is_running()
         maker.kill()
@@ -67,7 +67,7 @@ def test_what_a_killed_process_left_is_removed(
 ) -> None:
     """Also by a Ray that was only starting, whose processes nothing has noted yet."""
     folder, child = made
-    leftovers.remove()
+    locks.remove_folders()
     assert _ended(child)
     assert not folder.exists()
     assert not list((home / "running").iterdir())
@@ -96,7 +96,7 @@ def test_a_note_of_anything_else_ends_nothing(
     elif "folder" in change:
         change = {"folder": str(change["folder"]).format(name=folder.name)}
     note.write_text(json.dumps(said | change))
-    leftovers.remove()
+    locks.remove_folders()
     assert not _ended(child)
 
 
@@ -104,12 +104,12 @@ def test_a_link_is_not_followed(home: Path, made: tuple[Path, psutil.Process]) -
     folder, _ = made
     kept = folder.rename(folder.with_name("kept"))
     folder.symlink_to(kept)
-    leftovers.remove()
+    locks.remove_folders()
     assert (kept / "file").exists()
 
 
 def test_a_folder_goes_with_its_block(home: Path) -> None:
-    with leftovers.folder("ringray") as made:
+    with locks.temporary_folder("ringray") as made:
         assert made.path.stat().st_mode & 0o777 == 0o700
         other = subprocess.Popen([sys.executable, "-c", SLEEP])
         made.add([psutil.Process(other.pid)])

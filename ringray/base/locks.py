@@ -1,0 +1,299 @@
+"""Locks that end with their process, and what a killed process leaves: leases and folders.
+
+A lock (``flock``) is held on a small file that names its holder. The kernel frees it when the
+holder ends, however it ends: a file that names a process and is not locked was left by a killed
+one. There are two kinds:
+
+- leases, beside a store: at most one driver and one tracker per sweep. If the file system keeps
+  locks per machine, a driver on a second one can take the lease; both drivers then report it.
+- notes of temporary folders and of the processes that work in them, in ``$RINGRAY_HOME/running``:
+  :func:`remove_folders` ends those of a killed process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from ringray.base import private_files
+from ringray.base.errors import PlaceError, reason_of
+
+if TYPE_CHECKING:
+    import psutil
+
+_NAMED = 1024  # bytes of a lease file, at most
+_RETRY_S = 0.5  # seconds; `owner` may hold a free lock for a moment
+GRACE_S = 5.0  # seconds for processes to end after they were killed
+_BIRTH_S = 2.0  # seconds by which the birth of one process may seem to differ: clocks are adjusted
+RAY = "rr"  # the kind of the folder of an embedded Ray; short, because sockets lie in it
+_NAME = re.compile(rf"({RAY}|ringray|\.recovering|\.mlflow)-[0-9a-f]{{8}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that holds or held a lease; ``str()`` is for messages."""
+
+    pid: int
+    host: str
+    since: str
+
+    @property
+    def near(self) -> bool:
+        """True if it runs on this machine."""
+        return self.host == socket.gethostname()
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" + ("" if self.near else f" on {self.host}")
+
+
+@contextmanager
+def hold(
+    path: Path, refusal: Callable[..., str], note: Callable[[str], None] | None
+) -> Iterator[Callable[[], bool]]:
+    """Holds the lease at ``path`` and yields a function that tells whether it is still held.
+
+    ``note`` is told of a holder on another machine that left the lease behind.
+
+    Raises:
+        PlaceError: another process holds it, with the message ``refusal(owner=...)``; or the file
+            system has no locks or no space.
+    """
+    me = Owner(os.getpid(), socket.gethostname(), str(time.time()))
+    try:
+        if (file := _acquire(path)) is None:
+            raise PlaceError(refusal(owner=_named(path) or Owner(0, "?", "")))
+        before = _named(path)
+        file.truncate()
+        print(me.pid, me.host, me.since, file=file, flush=True)
+    except OSError as error:
+        raise PlaceError(
+            f"the lock {path} cannot be taken: {reason_of(error)}; free some "
+            "space, or use another store with --store FILE, on a file system with file locks"
+        ) from error
+    with file:
+        if before is not None and not before.near and note is not None:
+            note(f"{before} did not end this sweep; its lock is free, so this driver takes over")
+        try:
+            yield lambda: _named(path) == me
+        finally:
+            with suppress(OSError):
+                if _named(path) == me:
+                    path.unlink()
+
+
+def users(store: Path) -> list[Owner]:
+    """Returns the live holders of all leases of a store."""
+    return [holder for path in _paths(store) if (holder := owner(path))]
+
+
+def killed_drivers(store: Path) -> list[Owner]:
+    """Returns the drivers of this machine that were killed and whose lease files remain."""
+    drivers = [path for path in _paths(store) if path.name.endswith(".driver.lock")]
+    named = [_named(path) for path in drivers if owner(path) is None]
+    return [driver for driver in named if driver and driver.near]
+
+
+def remove_leases(store: Path) -> None:
+    """Removes the lease files that killed processes of this machine left."""
+    for path in _paths(store):
+        with suppress(OSError):
+            holder = _named(path)
+            if holder and holder.near and (file := _locked(path)):
+                path.unlink()  # while it is locked: another process may be about to take it
+                file.close()
+
+
+def lease_path(store: Path, digest: str, role: str) -> Path:
+    """Returns the file of a sweep's lease for a ``role``, beside the store."""
+    store = store.resolve()
+    return store.with_name(f".{store.name}.{digest[:12]}.{role}.lock")
+
+
+def _paths(store: Path) -> list[Path]:
+    store = store.resolve()
+    return sorted(store.parent.glob(f".{glob.escape(store.name)}.*.lock"))
+
+
+def _acquire(path: Path) -> IO[str] | None:
+    """Creates the file if there is none, and locks it; None if another process holds it."""
+    until = time.monotonic() + _RETRY_S
+    while True:
+        private_files.create(path)
+        file = _locked(path)
+        if file is not None or time.monotonic() > until:
+            return file
+        time.sleep(0.01)
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """Returns the file, locked; None if another process holds it or just removed it."""
+    with suppress(BlockingIOError, FileNotFoundError), ExitStack() as stack:
+        file = stack.enter_context(path.open("r+", encoding="utf-8"))
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            stack.pop_all()
+            return file
+    return None
+
+
+def owner(path: Path) -> Owner | None:
+    """Returns the live holder of a lease, or None."""
+    with suppress(OSError), private_files.regular(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _named(path)
+    return None
+
+
+def _named(path: Path) -> Owner | None:
+    with suppress(OSError, ValueError):
+        with private_files.regular(path) as file:
+            pid, host, since = file.read(_NAMED).decode().split()
+        return Owner(int(pid), host, since)
+    return None
+
+
+class Folder:
+    """A temporary folder and the processes that work in it."""
+
+    def __init__(self, path: Path, note: Path) -> None:
+        self.path, self._note, self._births = path, note, dict[str, float]()
+
+    @classmethod
+    def of(cls, note: Path, text: str) -> Folder | None:
+        """Returns what a note names; None if it is of another machine. Raises ValueError."""
+        fields = json.loads(text)
+        try:
+            made = cls(Path(fields["folder"]), note)
+            made._births = {str(pid): float(when) for pid, when in fields["births"].items()}
+            ours = _NAME.fullmatch(made.path.name) and made.path.name == note.stem
+            if not ours or not made.path.is_absolute():
+                raise ValueError(made.path.name)
+            return made if fields["host"] == socket.gethostname() else None
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError("not a note") from error
+
+    def add(self, processes: Iterable[psutil.Process]) -> None:
+        """Notes processes, which end with the folder, and all their descendants."""
+        import psutil
+
+        for process in _families(processes):
+            with suppress(psutil.Error):
+                self._births[str(process.pid)] = process.create_time()
+        with suppress(OSError):  # of a full disk; the block itself still ends them
+            self.describe()
+
+    def describe(self) -> None:
+        """Writes the note."""
+        fields = {"host": socket.gethostname(), "folder": str(self.path), "births": self._births}
+        with self._note.open("r+", encoding="utf-8") as file:  # in place: it is locked
+            file.write(json.dumps(fields))
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns those of the noted processes that still run. Of a Ray that was only starting,
+        returns the processes that got the folder as an option."""
+        import psutil
+
+        running = []
+        for pid, birth in self._births.items():
+            with suppress(psutil.Error):
+                process = psutil.Process(int(pid))
+                if abs(process.create_time() - birth) < _BIRTH_S:
+                    running.append(process)
+        if not self._births and self.path.name.startswith(f"{RAY}-"):
+            for process in psutil.process_iter():
+                with suppress(psutil.Error):
+                    if f"={self.path}/" in " ".join(process.cmdline()):
+                        running.append(process)
+        return running
+
+    def clear(self) -> None:
+        """Ends the processes, and removes the folder, then the note; a folder that something still
+        writes to stays for the next command, with the note."""
+        import psutil
+
+        processes = _families(self.processes())
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+        until = time.monotonic() + GRACE_S
+        while any(map(lives, processes)) and time.monotonic() < until:
+            time.sleep(0.01)
+        with suppress(OSError):
+            if self.path.lstat().st_uid == os.geteuid():
+                shutil.rmtree(self.path)
+        with suppress(OSError):
+            if not os.path.lexists(self.path):
+                self._note.unlink(missing_ok=True)
+
+
+@contextmanager
+def temporary_folder(kind: str, parent: Path | None = None) -> Iterator[Folder]:
+    """Yields a private folder; removes it and ends its processes when the block ends.
+
+    Args:
+        kind: the beginning of its name.
+        parent: the folder to make it in, by default that of temporary files.
+
+    Raises:
+        OSError: it, or its note, cannot be written.
+    """
+    remove_folders()
+    name = f"{kind}-{secrets.token_hex(4)}"
+    note = private_files.folder(private_files.create_home() / "running") / f"{name}.json"
+    made = Folder(Path(parent or tempfile.gettempdir(), name).absolute(), note)
+    file = _acquire(note)
+    if file is None:
+        raise TimeoutError(f"{note} is locked by another process")
+    with file:
+        try:
+            made.describe()
+            made.path.mkdir(mode=private_files.FOLDER)
+            yield made
+        finally:
+            made.clear()
+
+
+def remove_folders() -> None:
+    """Removes what killed processes of this user on this machine left; never raises."""
+    for note in (private_files.home() / "running").glob("*.json"):
+        with suppress(OSError, ValueError):
+            if (file := _locked(note)) is not None:
+                with file:
+                    ours = os.fstat(file.fileno()).st_uid == os.geteuid()
+                    if ours and (folder := Folder.of(note, file.read())):
+                        folder.clear()
+
+
+def _families(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Returns processes with all their descendants."""
+    import psutil
+
+    families = []
+    for process in processes:
+        with suppress(psutil.Error):
+            families += [process, *process.children(recursive=True)]
+    return families
+
+
+def lives(process: psutil.Process) -> bool:
+    """Returns whether a process runs; a killed one is a zombie until its parent collects it."""
+    import psutil
+
+    with suppress(psutil.NoSuchProcess):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
