@@ -284,7 +284,7 @@ import os, stat, sys
 import psutil
 from pathlib import Path
 from ringray.lab.cluster import connect
-from ringray.lab.cluster.placement_wait import Patience
+from ringray.lab.cluster.placement_wait import WaitLimits
 from ringray.lab.plan import plan
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.specs import model as spec
@@ -294,7 +294,7 @@ trial = plan.build(spec.parse(text)).trials[0]
 config = trial.config
 with connect.connect(None) as place:
     assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) == 64
-    ring = ActorRing(2, place.placement(config), 60.0, Patience(60.0))
+    ring = ActorRing(2, place.placement(config), 60.0, WaitLimits(60.0))
     ring.form(2)
     assert len(ring.run(trial.kind, config, 60.0)) == 2
     me = psutil.Process()

@@ -176,7 +176,7 @@ class RankMeasurer:
     def rings(self) -> dict[str, list[list[float]]]:
         """Times both passes of whole rings, by the clock and in seconds of cores."""
         context = RankContext(self._asked.rank, self._device, dist.group.WORLD)
-        configs = [TrialConfig.from_dict(one) for one in self._asked.rings]
+        configs = [TrialConfig.from_dict(ring) for ring in self._asked.rings]
         inputs = [latency.shards(config, context) for config in configs]
         samples: dict[str, list[list[float]]] = {"clock": [], "cores": []}
         for turn in self._rounds("rings", least=5):

@@ -2,7 +2,7 @@
 
 Ray's API does not give the autoscaler's configuration. It is read from the file that the process on
 the head was started with, or from the RayCluster of KubeRay. If neither can be read, only its
-decision on one placement group is known: ``standing``.
+decision on one placement group is known: ``verdict``.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _of_kubernetes() -> Config:
 
 
 @dataclass(frozen=True)
-class Standing:
+class AutoscalerVerdict:
     """The autoscaler's decision on a waiting placement group.
 
     ``starting``: number of nodes that start, by type; ``failed``: the reason by type that could not
@@ -126,24 +126,24 @@ class Standing:
         return "; ".join(parts)
 
 
-def standing(group: str) -> Standing | None:
+def verdict(group: str) -> AutoscalerVerdict | None:
     """Returns what the autoscaler says of placement group ``group`` (its id, in hex); None without
     an autoscaler.
 
     Autoscaler v1 reports nothing here, and neither does v2 before its first round.
     """
     reply = ray_private.cluster_status(_gcs_address(), _RPC_S)
-    return None if reply is None else _standing(reply, group)
+    return None if reply is None else _verdict(reply, group)
 
 
-def _standing(reply: Any, group: str) -> Standing | None:
+def _verdict(reply: Any, group: str) -> AutoscalerVerdict | None:
     state = reply.autoscaling_state
     if not state.last_seen_cluster_resource_state_version:
         return None
     starting = Counter(instance.ray_node_type_name for instance in state.pending_instances)
     for request in state.pending_instance_requests:
         starting[request.ray_node_type_name] += request.count
-    return Standing(
+    return AutoscalerVerdict(
         starting=starting,
         failed={
             request.ray_node_type_name: request.reason.strip() or "Ray gives no reason"

@@ -54,7 +54,7 @@ class Cluster:
         bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
         return Placement(device, config.ring.placement.replace("-", "_").upper(), bundle)
 
-    def certain(self, config: TrialConfig) -> bool:
+    def will_fit(self, config: TrialConfig) -> bool:
         """Returns whether the trial's ring is known to find a place in the end."""
         return self._here(config) or self.reach is not None
 

@@ -18,7 +18,7 @@ from ringray.lab.plan.pruning import Reason
 from ringray.lab.plan.trial import Trial, cost_dict
 from ringray.lab.store.store import Store
 from ringray.lab.trial import faults
-from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Kept, TrialInfo, TrialRow
+from ringray.lab.trial.outcome import NOT_REQUESTED, NOT_TRIED, Kept, TrialInfo, TrialRow
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class Resume:
         done, earlier = ({}, {}) if again else _standing(plan, store, rows, environment)
         unasked = None
         if rows and not again and store.find(plan.digest).status in ("complete", "failed"):
-            left_out = {UNASKED} if plan.everything else {UNASKED, str(BEATEN)}
+            left_out = {NOT_REQUESTED} if plan.everything else {NOT_REQUESTED, str(BEATEN)}
             unasked = frozenset(key for key, row in rows.items() if row.reason in left_out)
         schedule = Schedule(plan, {}, done, unasked)
         to_do = schedule.next() is not None
         measured = {key for key, row in rows.items() if row.status not in (None, "pruned")}
         pruned = {t.key: str(t.pruned) for t in plan.trials if t.pruned and t.key not in measured}
         if not to_do:
-            pruned |= {trial.key: UNASKED for trial in schedule.unasked()}
+            pruned |= {trial.key: NOT_REQUESTED for trial in schedule.unasked()}
         return cls(plan, rows, done, earlier, unasked, to_do, pruned, again)
 
     def on(self, cluster: Cluster) -> Resume:

@@ -15,7 +15,14 @@ from ringray.lab.search.base import Response, layers, score
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.metrics import METRICS, columns
-from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, TrialRow, foreign_share, runs_of
+from ringray.lab.trial.outcome import (
+    NOT_REQUESTED,
+    NOT_TRIED,
+    Outcome,
+    TrialRow,
+    foreign_share,
+    runs_of,
+)
 from ringray.lab.trial.ranking import RankedPoint, Ranking, rank, timed
 from ringray.traffic import geometry
 from ringray.tuning import table as tuned
@@ -106,7 +113,7 @@ def refused_and_ended(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[st
     for row in rows:
         reason = row.reason or ""
         if row.status == "pruned" and not reason.startswith(NOT_TRIED):
-            if reason != UNASKED:
+            if reason != NOT_REQUESTED:
                 refused[row.key] = reason
         elif row.status is not None:
             ended[row.key] = row

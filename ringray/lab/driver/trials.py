@@ -32,7 +32,7 @@ from ringray.lab.store import progress, traces
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.faults import GONE, Fault
 from ringray.lab.trial.measurement import RankReport, summarise, verdict
-from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, Outcome, Status
+from ringray.lab.trial.outcome import NOT_REQUESTED, NOT_TRIED, Outcome, Status
 
 BACKOFF_S = 0.5  # pause before the second attempt; each further pause is twice as long
 BACKOFF_MOST_S = 30.0
@@ -112,7 +112,7 @@ class TrialRunner:
 
     def _leave_out(self, trials: list[Trial]) -> None:
         for trial in trials:
-            self._record(trial, self._outcome(trial, Outcome("pruned", UNASKED), ()))
+            self._record(trial, self._outcome(trial, Outcome("pruned", NOT_REQUESTED), ()))
 
     def _results(self, schedule: Schedule) -> Iterator[tuple[Work, Outcome]]:
         """Yields work with its outcome as it ends; the schedule must be told before the next."""

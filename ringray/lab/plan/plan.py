@@ -33,7 +33,7 @@ from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, p
 from ringray.lab.specs.conditions import LimitsSection
 from ringray.lab.specs.model import Spec
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
-from ringray.lab.trial.outcome import NOT_TRIED, UNASKED, TrialRow
+from ringray.lab.trial.outcome import NOT_REQUESTED, NOT_TRIED, TrialRow
 from ringray.lab.trial.training import examination
 
 # The deadline of a trial. The factor, over its predicted time, allows for a wrong prediction, the
@@ -263,7 +263,7 @@ def restored(spec: Spec, rows: Iterable[TrialRow]) -> Plan:
             config = TrialConfig.from_dict(row.config)
             cost = cost_model.Cost(**row.predicted) if row.predicted else None
             field, _, why = (row.reason or "").partition(": ")
-            late = field in (UNASKED.partition(": ")[0], NOT_TRIED.partition(": ")[0])
+            late = field in (NOT_REQUESTED.partition(": ")[0], NOT_TRIED.partition(": ")[0])
             pruned = Reason(field, why) if row.status == "pruned" and not late else None
             takes = _measuring_s(spec.trial_kind, config, cost, on) if cost and not pruned else 0.0
             trials.append(Trial(row.index, row.key, spec.trial_kind, config, cost, pruned, takes))

@@ -32,7 +32,7 @@ from ringray.lab.report import verdict, words
 from ringray.lab.report.board import Board, BoardGroup, RunningTrial, trial_line, worst_error
 from ringray.lab.report.tables import STYLES, bare_table, console, fit, heading, metric_cell
 from ringray.lab.trial.metrics import Metric, columns
-from ringray.lab.trial.outcome import UNASKED, Outcome, TrialRow
+from ringray.lab.trial.outcome import NOT_REQUESTED, Outcome, TrialRow
 
 REFRESH_HZ = 4.0
 SIGN_S = 1.0  # time after which the table is drawn without an event, seconds
@@ -88,7 +88,7 @@ class PlainLines:
     def trial_ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
         self._board.end(trial, outcome)
         # The first lines count the pruned trials, the summary those that a search left out.
-        if trial.pruned is None and outcome.reason != UNASKED:
+        if trial.pruned is None and outcome.reason != NOT_REQUESTED:
             self._line(trial_line(self._board, trial, outcome))
 
     def sweep_ended(self, summary: Summary) -> None:

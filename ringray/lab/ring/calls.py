@@ -29,7 +29,7 @@ _UNREACHED = (None, errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, err
 
 
 @dataclass(frozen=True)
-class Where:
+class RankAddress:
     """The place of one rank. ``node``: for people; ``node_id``: as Ray names it; ``bundle``: index
     in the placement group; ``log``: path of its stderr."""
 
@@ -49,7 +49,7 @@ class RankCalls:
     def __init__(
         self,
         actors: Sequence[Any],
-        where: Sequence[Where],
+        where: Sequence[RankAddress],
         references: Sequence[Any],
         answering: bool,
     ) -> None:

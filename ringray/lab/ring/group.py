@@ -22,12 +22,12 @@ from ringray.base.errors import PlaceError
 from ringray.base.provenance import code_digest, versions
 from ringray.lab.cluster import placement_wait
 from ringray.lab.cluster.capacity import Placement
-from ringray.lab.cluster.placement_wait import Patience
+from ringray.lab.cluster.placement_wait import WaitLimits
 from ringray.lab.kinds import TrialKind
 from ringray.lab.ring.actor import Rank, RankInfo
-from ringray.lab.ring.calls import BESIDE, RankCalls, Where
+from ringray.lab.ring.calls import BESIDE, RankAddress, RankCalls
 from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
-from ringray.lab.ring.order import Seat, check, ordered, zones_of
+from ringray.lab.ring.order import RankLocation, check, ordered, zones_of
 from ringray.lab.trial import training
 from ringray.lab.trial.config import TrialConfig, resolved
 from ringray.lab.trial.measurement import RankReport
@@ -43,13 +43,16 @@ _generations = itertools.count(1)
 class ActorRing:
     """``capacity`` started actors; the first ``size`` form the process group.
 
-    ``timeout``: seconds for one operation among them; ``patience``: for their placement; ``avoid``:
-    Ray's ids of nodes that get none of them; ``placed``: is told the nodes of their places.
+    Args:
+        timeout: seconds for one operation among them.
+        wait_limits: of the wait for their place.
+        avoid: Ray's ids of nodes that get none of them.
+        on_placed: is told the nodes of their places.
 
     Raises:
         PlaceError: the actors were not placed in time, or run different code than the driver.
         RingFault: an actor failed while starting.
-        StoppedError: ``patience`` says that the ring is not needed any more; so do its methods.
+        StoppedError: ``wait_limits`` say that the ring is not needed any more; so do its methods.
     """
 
     def __init__(
@@ -57,14 +60,14 @@ class ActorRing:
         capacity: int,
         placement: Placement,
         timeout: float,
-        patience: Patience,
+        wait_limits: WaitLimits,
         avoid: Sequence[str] = (),
-        placed: Callable[[Sequence[str]], None] = lambda nodes: None,
+        on_placed: Callable[[Sequence[str]], None] = lambda nodes: None,
     ) -> None:
         self.capacity = capacity
         self.placement = placement
         self.size = 0
-        self._timeout, self._stop = timeout, patience.stop
+        self._timeout, self._stop = timeout, wait_limits.stop
         self._started = False  # ranks answer questions
         self._address: tuple[str, int] | None = None
         self._actors: list[Any] = []  # in the order of the bundles
@@ -75,9 +78,9 @@ class ActorRing:
         labels = [elsewhere] * capacity if avoid else None
         self._group = placement_group(bundles, placement.strategy, bundle_label_selector=labels)
         try:
-            placement_wait.wait(self._group, capacity, dict(placement.bundle), patience)
+            placement_wait.wait(self._group, capacity, dict(placement.bundle), wait_limits)
             self._where = _places(self._group)
-            placed([where.node_id for where in self._where])
+            on_placed([where.node_id for where in self._where])
             self._start()
         except BaseException:
             self.close()
@@ -95,11 +98,13 @@ class ActorRing:
         self.ranks: list[RankInfo] = self._all("introduce", START_TIMEOUT)
         self._started = True
         labels = {node["NodeID"]: node.get("Labels") or {} for node in ray.nodes()}
-        self._seats = [
-            Seat(where.node_id, zones_of(labels.get(where.node_id, {})), rank.gpu, rank.gpu_links)
+        self._locations = [
+            RankLocation(
+                where.node_id, zones_of(labels.get(where.node_id, {})), rank.gpu, rank.gpu_links
+            )
             for where, rank in zip(self._where, self.ranks, strict=True)
         ]
-        check(self._seats)
+        check(self._locations)
         introduced = zip(self._where, self.ranks, strict=True)
         self._where = [replace(where, log=rank.log) for where, rank in introduced]
         others = sorted({rank.address for rank in self.ranks if rank.code != code_digest()})
@@ -118,7 +123,7 @@ class ActorRing:
         assert 1 <= size <= self.capacity
         how = (size, order, inner, seed)
         if how not in self._orders:
-            self._orders[how] = ordered(self._seats, *how)
+            self._orders[how] = ordered(self._locations, *how)
         along = self._orders[how]
         if size == self.size and along[:size] == self._along:
             return True
@@ -230,10 +235,12 @@ def mixed_versions(ranks: Sequence[RankInfo], driver: str | None) -> str | None:
     )
 
 
-def _places(group: Any) -> list[Where]:
+def _places(group: Any) -> list[RankAddress]:
     """Returns the places of the ranks, in the order of the ring: that of the bundles."""
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
     return [
-        Where(f"{addresses.get(node, 'an unknown host')} (node {node[:8]})", node, bundle=bundle)
+        RankAddress(
+            f"{addresses.get(node, 'an unknown host')} (node {node[:8]})", node, bundle=bundle
+        )
         for bundle, node in sorted(placement_group_table(group)["bundles_to_node_id"].items())
     ]

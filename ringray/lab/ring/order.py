@@ -19,7 +19,7 @@ _TRIED = 8  # GPUs of a node whose every order is compared
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankLocation:
     """The place of a rank. ``node``: Ray's id; ``zones``: values of ``ZONES``, empty where a node
     has none; ``gpu``: UUID; ``links``: closeness of the node's other GPUs by UUID."""
 
@@ -34,41 +34,45 @@ def zones_of(labels: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(labels.get(name, "") for name in ZONES)
 
 
-def check(seats: Sequence[Seat]) -> None:
+def check(locations: Sequence[RankLocation]) -> None:
     """Raises PlaceError if labels contradict each other."""
-    inside: dict[tuple[int, str], Seat] = {}
-    for seat in seats:
+    inside: dict[tuple[int, str], RankLocation] = {}
+    for location in locations:
         for level in _UNIQUE:
-            if not (name := seat.zones[level]) or not seat.zones[level - 1]:
+            if not (name := location.zones[level]) or not location.zones[level - 1]:
                 continue
-            other = inside.setdefault((level, name), seat)
-            if other.zones[level - 1] != seat.zones[level - 1]:
+            other = inside.setdefault((level, name), location)
+            if other.zones[level - 1] != location.zones[level - 1]:
                 raise PlaceError(
                     f"labels contradict: {ZONES[level]} {name!r} is in {ZONES[level - 1]} "
                     f"{other.zones[level - 1]!r} by node {other.node[:8]} and in "
-                    f"{seat.zones[level - 1]!r} by node {seat.node[:8]}"
+                    f"{location.zones[level - 1]!r} by node {location.node[:8]}"
                 )
 
 
 def ordered(
-    seats: Sequence[Seat], size: int, order: str = "topology", inner: int = 1, seed: int = 0
+    locations: Sequence[RankLocation],
+    size: int,
+    order: str = "topology",
+    inner: int = 1,
+    seed: int = 0,
 ) -> list[int]:
-    """Returns all seats, of which the first ``size`` form the ring in this order.
+    """Returns the ranks at ``locations``, of which the first ``size`` form the ring in this order.
 
     ``topology``: by zones, then node, largest first, then links within the node, so a ring crosses
     each boundary once per direction; groups of ``inner`` neighbours lie on one node while nodes
     hold whole ones. ``given``: as they are. ``shuffled``: those of ``topology``, by ``seed``.
     """
     if order == "given":
-        return list(range(len(seats)))
+        return list(range(len(locations)))
     by_node: dict[str, list[int]] = {}
-    for number, seat in enumerate(seats):
-        by_node.setdefault(seat.node, []).append(number)
-    nodes = sorted(by_node.values(), key=lambda some: (seats[some[0]].zones, -len(some)))
+    for number, location in enumerate(locations):
+        by_node.setdefault(location.node, []).append(number)
+    nodes = sorted(by_node.values(), key=lambda some: (locations[some[0]].zones, -len(some)))
     chosen: list[int] = []
     remaining: list[int] = []
     for some in nodes:
-        chain, whole = _chain(seats, some), len(some) - len(some) % inner
+        chain, whole = _chain(locations, some), len(some) - len(some) % inner
         chosen += chain[:whole]
         remaining += chain[whole:]
     chosen += remaining
@@ -88,14 +92,16 @@ def divided(nodes: Sequence[str], inner: int) -> int:
     return sum(len(set(group)) > 1 for group in groups)
 
 
-def _chain(seats: Sequence[Seat], some: list[int]) -> list[int]:
-    """Returns the seats of one node, so that neighbours have the closest links."""
-    distances = {near for number in some for near in seats[number].links.values()}
+def _chain(locations: Sequence[RankLocation], some: list[int]) -> list[int]:
+    """Returns the ranks of one node, so that neighbours have the closest links."""
+    distances = {near for number in some for near in locations[number].links.values()}
     if len(distances) < 2 or len(some) > _TRIED:
         return some
 
     def closeness(chain: tuple[int, ...]) -> int:
-        return sum(seats[a].links.get(seats[b].gpu, 0) for a, b in itertools.pairwise(chain))
+        return sum(
+            locations[a].links.get(locations[b].gpu, 0) for a, b in itertools.pairwise(chain)
+        )
 
     first, *others = some
     chains: list[tuple[int, ...]] = [(first, *rest) for rest in itertools.permutations(others)]

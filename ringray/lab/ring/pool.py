@@ -15,7 +15,7 @@ from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
-from ringray.lab.cluster.placement_wait import MovedError, Patience
+from ringray.lab.cluster.placement_wait import MovedError, WaitLimits
 from ringray.lab.plan.plan import TIMEOUT_S
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.ring.quarantine import Quarantine
@@ -81,14 +81,14 @@ class RingPool:
         self._note(f"starting {capacity} {placement.device} actors")
         self._tell_start(self._cause)
         self._cause = "failed-start"  # unless it is released
-        certain = self._cluster.certain(config)
-        patience = Patience(limits.place_timeout, self._note, certain, self._stop)
+        will_fit = self._cluster.will_fit(config)
+        wait_limits = WaitLimits(limits.place_timeout, self._note, will_fit, self._stop)
         if self._machines is None:
             timeout = limits.trial_timeout or TIMEOUT_S
-            return ActorRing(capacity, placement, timeout, patience, self._quarantine.nodes)
+            return ActorRing(capacity, placement, timeout, wait_limits, self._quarantine.nodes)
         while not self._stop.wait(MOVED_S):
             try:
-                return self._beside(self._machines, config, capacity, patience)
+                return self._beside(self._machines, config, capacity, wait_limits)
             except MovedError:
                 continue
             except BaseException:
@@ -97,7 +97,7 @@ class RingPool:
         raise StoppedError
 
     def _beside(
-        self, machines: Machines, config: TrialConfig, capacity: int, patience: Patience
+        self, machines: Machines, config: TrialConfig, capacity: int, wait_limits: WaitLimits
     ) -> ActorRing:
         """Starts a ring where no other ring of the run is.
 
@@ -107,14 +107,14 @@ class RingPool:
         placement = self.placement(config)  # nodes may have come that can hold it alone
         taken = machines.closed(placement)
 
-        def placed(nodes: Sequence[str]) -> None:
+        def on_placed(nodes: Sequence[str]) -> None:
             if not machines.take(self, placement, nodes):
                 raise MovedError
 
-        patience = replace(patience, moved=lambda: machines.closed(placement) != taken)
+        wait_limits = replace(wait_limits, moved=lambda: machines.closed(placement) != taken)
         avoid = (*self._quarantine.nodes, *taken)
         timeout = self._spec.limits.trial_timeout or TIMEOUT_S
-        return ActorRing(capacity, placement, timeout, patience, avoid, placed)
+        return ActorRing(capacity, placement, timeout, wait_limits, avoid, on_placed)
 
     def placement(self, config: TrialConfig) -> Placement:
         """Returns the needs of the trial's ring."""

@@ -13,8 +13,8 @@ from ringray.base.provenance import point_digest
 from ringray.lab.store.schema import SWEEP, SWEEP_SEAL, TRIAL, TRIAL_SEAL, Damage, seal_of
 from ringray.lab.store.value_types import is_sweep, is_trial
 from ringray.lab.trial.outcome import (
+    NOT_REQUESTED,
     STATUSES,
-    UNASKED,
     UNKNOWN,
     Kept,
     Outcome,
@@ -282,7 +282,9 @@ def record_pruned(
         elif (
             status is None
             or (status == "pruned" and reason != trial.pruned)
-            or (status != "pruned" and trial.pruned == UNASKED)  # measured under another identity
+            or (
+                status != "pruned" and trial.pruned == NOT_REQUESTED
+            )  # measured under another identity
         ):
             keep_earlier(db, *place)
             point = point_digest({"kind": sweep.kind, **trial.config}, sweep.environment)

@@ -40,7 +40,7 @@ from ringray.lab.tracking.archive import CURRENT, STORE, TRIAL_TAG, claim, runs_
 from ringray.lab.tracking.database import client_of
 from ringray.lab.tracking.description import FIGURES, REPORT, note
 from ringray.lab.tracking.location import artifact_root
-from ringray.lab.trial.outcome import UNASKED, Kept, Tracked, TrialRow, part_of_a_path
+from ringray.lab.trial.outcome import NOT_REQUESTED, Kept, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
 _PARENT_STATUS = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
@@ -253,7 +253,7 @@ class Projection:
         """Returns whether the trial has its own run."""
         if trial.status != "pruned":
             return True
-        if trial.reason == UNASKED:
+        if trial.reason == NOT_REQUESTED:
             return False
         if (trial.key, show.record_digest(trial)) in self._children:
             return True

@@ -11,8 +11,8 @@ from ray.core.generated import autoscaler_pb2 as messages
 
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import autoscaler, placement_wait
-from ringray.lab.cluster.autoscaler import Standing
-from ringray.lab.cluster.placement_wait import MovedError, Patience
+from ringray.lab.cluster.autoscaler import AutoscalerVerdict
+from ringray.lab.cluster.placement_wait import MovedError, WaitLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -131,11 +131,11 @@ def reply(version: int = 1, **state: Any) -> Any:
 
 
 def test_an_autoscaler_that_has_not_spoken_says_nothing() -> None:
-    assert autoscaler._standing(reply(version=0), GROUP) is None
+    assert autoscaler._verdict(reply(version=0), GROUP) is None
 
 
 def test_nodes_on_their_way_are_counted_by_type() -> None:
-    told = autoscaler._standing(
+    told = autoscaler._verdict(
         reply(
             pending_instance_requests=[
                 messages.PendingInstanceRequest(ray_node_type_name="gpu", count=2)
@@ -162,7 +162,7 @@ def test_nodes_on_their_way_are_counted_by_type() -> None:
 @pytest.mark.parametrize(("group", "refused"), [(GROUP, True), ("cd" * 18, False)])
 def test_a_refusal_names_its_group(group: str, refused: bool) -> None:
     gang = messages.GangResourceRequest(details=f"{GROUP}:PACK|PENDING")
-    told = autoscaler._standing(reply(infeasible_gang_resource_requests=[gang]), group)
+    told = autoscaler._verdict(reply(infeasible_gang_resource_requests=[gang]), group)
     assert told is not None
     assert told.refused is refused
 
@@ -186,19 +186,19 @@ class Group:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Standing | None]], None]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[AutoscalerVerdict | None]], None]:
     """A second passes with each look at the autoscaler, which says what it was given."""
     now = [0.0]
 
-    def says(told: list[Standing | None]) -> None:
+    def says(told: list[AutoscalerVerdict | None]) -> None:
         waiting = iter(told)
 
-        def standing(group: str) -> Standing | None:
+        def verdict(group: str) -> AutoscalerVerdict | None:
             assert group == GROUP
             now[0] += 1.0
             return next(waiting)
 
-        monkeypatch.setattr(autoscaler, "standing", standing)
+        monkeypatch.setattr(autoscaler, "verdict", verdict)
 
     monkeypatch.setattr(placement_wait.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(placement_wait.ray, "available_resources", lambda: {"CPU": 1.0})
@@ -206,16 +206,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Standing | None]], 
     return says
 
 
-def standing(
+def verdict(
     version: int, refused: bool = False, busy: bool = False, starting: int = 0
-) -> Standing:
-    return Standing({"gpu": starting} if starting else {}, {}, refused, busy, version)
+) -> AutoscalerVerdict:
+    return AutoscalerVerdict({"gpu": starting} if starting else {}, {}, refused, busy, version)
 
 
 def test_who_waits_is_told_why_once_for_each_reason(clock: Any) -> None:
-    clock([standing(1), *[standing(2, starting=4)] * 5, *[standing(3, starting=1)] * 5, None])
+    clock([verdict(1), *[verdict(2, starting=4)] * 5, *[verdict(3, starting=1)] * 5, None])
     told: list[str] = []
-    placement_wait.wait(Group(12), 4, {"CPU": 1.0}, Patience(60, told.append))
+    placement_wait.wait(Group(12), 4, {"CPU": 1.0}, WaitLimits(60, told.append))
     assert told == [
         "waiting for nodes: 4 × gpu starting",
         "waiting for nodes: 1 × gpu starting",
@@ -226,25 +226,25 @@ def test_who_waits_is_told_why_once_for_each_reason(clock: Any) -> None:
 def test_a_place_at_once_is_no_news(clock: Any) -> None:
     clock([])
     told: list[str] = []
-    placement_wait.wait(Group(0), 2, {"CPU": 1.0}, Patience(60, told.append))
+    placement_wait.wait(Group(0), 2, {"CPU": 1.0}, WaitLimits(60, told.append))
     assert told == []
 
 
 def test_patience_ends(clock: Any) -> None:
-    clock([standing(1, starting=2)] * 10)
+    clock([verdict(1, starting=2)] * 10)
     with pytest.raises(
         PlaceError, match=r"after 5 s \(limits.place_timeout\): each rank needs 1 CPU"
     ):
-        placement_wait.wait(Group(99), 2, {"CPU": 1.0}, Patience(5, lambda text: None))
+        placement_wait.wait(Group(99), 2, {"CPU": 1.0}, WaitLimits(5, lambda text: None))
 
 
 @pytest.mark.parametrize("boots", [0, 3, 40])
 def test_nodes_that_boot_cost_no_patience(clock: Any, boots: int) -> None:
     """Nodes that the autoscaler only asks for do, and so does what comes when they have failed."""
-    booting = Standing({"gpu": 2}, {}, False, False, 1, booting=True)
-    asked = standing(1, starting=2)
+    booting = AutoscalerVerdict({"gpu": 2}, {}, False, False, 1, booting=True)
+    asked = verdict(1, starting=2)
     clock([asked, *[booting] * boots, asked, None, None, None, None])
-    group, patience = Group(99), Patience(5, lambda text: None)
+    group, patience = Group(99), WaitLimits(5, lambda text: None)
     with pytest.raises(PlaceError, match="after 5 s"):
         placement_wait.wait(group, 2, {"CPU": 1.0}, patience)
     assert group.looks == 5 + boots
@@ -252,35 +252,41 @@ def test_nodes_that_boot_cost_no_patience(clock: Any, boots: int) -> None:
 
 
 def test_a_place_that_others_changed_is_asked_for_anew(clock: Any) -> None:
-    clock([standing(1)] * 10)
-    patience = Patience(60, lambda text: None, moved=iter([False, True]).__next__)
+    clock([verdict(1)] * 10)
+    patience = WaitLimits(60, lambda text: None, moved=iter([False, True]).__next__)
     with pytest.raises(MovedError):
         placement_wait.wait(Group(99), 2, {"CPU": 1.0}, patience)
 
 
 def test_a_refusal_that_lasts_is_believed_where_nothing_else_is_known(clock: Any) -> None:
-    said = [standing(version, refused=True) for version in range(1, 30)]
+    said = [verdict(version, refused=True) for version in range(1, 30)]
     clock(list(said))
     group = Group(99)
     with pytest.raises(PlaceError, match="the autoscaler has no nodes to start for that"):
-        placement_wait.wait(group, 8, {"CPU": 1.0}, Patience(600, lambda text: None, certain=False))
+        placement_wait.wait(
+            group, 8, {"CPU": 1.0}, WaitLimits(600, lambda text: None, will_fit=False)
+        )
     assert group.looks <= placement_wait.NEVER_S + 2
 
 
 @pytest.mark.parametrize(
     "said",
     [
-        [standing(1, refused=True)] * 20,  # said once: the autoscaler has not looked again
-        [standing(n, refused=True, busy=True) for n in range(20)],
-        [standing(n, refused=True, starting=1) for n in range(20)],
-        [standing(n, refused=n % 5 > 0) for n in range(20)],
+        [verdict(1, refused=True)] * 20,  # said once: the autoscaler has not looked again
+        [verdict(n, refused=True, busy=True) for n in range(20)],
+        [verdict(n, refused=True, starting=1) for n in range(20)],
+        [verdict(n, refused=n % 5 > 0) for n in range(20)],
     ],
 )
-def test_a_refusal_for_now_is_waited_out(clock: Any, said: list[Standing]) -> None:
+def test_a_refusal_for_now_is_waited_out(clock: Any, said: list[AutoscalerVerdict]) -> None:
     clock(list(said))
-    placement_wait.wait(Group(18), 2, {"CPU": 1.0}, Patience(600, lambda text: None, certain=False))
+    placement_wait.wait(
+        Group(18), 2, {"CPU": 1.0}, WaitLimits(600, lambda text: None, will_fit=False)
+    )
 
 
 def test_where_the_ring_is_known_to_fit_no_refusal_counts(clock: Any) -> None:
-    clock([standing(n, refused=True) for n in range(30)])
-    placement_wait.wait(Group(25), 2, {"CPU": 1.0}, Patience(600, lambda text: None, certain=True))
+    clock([verdict(n, refused=True) for n in range(30)])
+    placement_wait.wait(
+        Group(25), 2, {"CPU": 1.0}, WaitLimits(600, lambda text: None, will_fit=True)
+    )

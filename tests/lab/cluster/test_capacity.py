@@ -183,14 +183,14 @@ def test_nodes_that_are_there_answer_without_asking_the_autoscaler() -> None:
 
     cluster = Cluster(False, Capacity((NodeGroup("node", GPU, 4),)), never)
     assert cluster.refusal(config("{size: 4}")) is None
-    assert cluster.certain(config("{size: 4}"))
+    assert cluster.will_fit(config("{size: 4}"))
 
 
 def test_what_cannot_be_known_is_not_refused() -> None:
     cluster = Cluster(False, EMPTY, lambda: None)
     far = config("{size: 64, device: cpu}")
     assert cluster.refusal(far) is None
-    assert not cluster.certain(far)
+    assert not cluster.will_fit(far)
     assert cluster.exact(far)
 
 

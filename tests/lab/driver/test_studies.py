@@ -25,7 +25,7 @@ from ringray.lab.ring.actor import RankInfo
 from ringray.lab.ring.group import ActorRing
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import UNASKED, TrialRow
+from ringray.lab.trial.outcome import NOT_REQUESTED, TrialRow
 from ringray.tuning import table as tuned
 from ringray_kernels.config import Blocks
 
@@ -58,7 +58,8 @@ def rows(made: plan.Plan, ms: Callable[[Trial], float | None]) -> list[TrialRow]
         found.append(
             TrialRow(
                 trial.key, trial.index, trial.config.as_dict(), {},
-                "pruned" if took is None else "ok", UNASKED if took is None else None, metrics,
+                "pruned" if took is None else "ok", NOT_REQUESTED if took is None else None,
+                metrics,
                 {} if took is None else {"ms": [took] * 3}, "p", 1, 1.0, 2.0 + trial.index,
                 {"place": asdict(GPU)},
             )

@@ -23,7 +23,7 @@ from ringray.lab.report import words
 from ringray.lab.search.base import SearchSettings
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import UNASKED, Outcome, SweepInfo
+from ringray.lab.trial.outcome import NOT_REQUESTED, Outcome, SweepInfo
 from tests.lab.driver.test_schedule import Machine
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def test_what_was_measured_is_not_pruned_by_a_later_prediction(tmp_path: Path) -
         begun(store, pruned)
         row = store.trials(forced.digest)[2]
         assert (row.status, row.reason) == ("pruned", str(pruned.trials[2].pruned))
-        assert UNASKED not in row.reason
+        assert NOT_REQUESTED not in row.reason
 
 
 # The command line

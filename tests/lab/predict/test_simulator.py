@@ -13,7 +13,7 @@ from ringray import transport
 from ringray.lab.predict import cost_model
 from ringray.lab.predict.hardware import Fleet, Hardware, Noise, entry
 from ringray.lab.predict.simulator import Cores, PassWork, Ports, RingRanks, simulate
-from ringray.lab.ring.order import Seat, crossings, ordered
+from ringray.lab.ring.order import RankLocation, crossings, ordered
 from ringray.lab.trial.config import TrialConfig
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import hulls, script, walk
@@ -134,7 +134,7 @@ def test_ranks_share_the_cores_of_the_node_that_their_order_puts_them_on() -> No
 def test_a_prediction_crosses_nodes_as_the_ring_will(seed: int) -> None:
     config = point(ring_size=8, seq_len=128, causal=False, partition="contiguous", seed=seed)
     on = Fleet("clock", clock(outer={"bandwidth": 0.1, "latency": 0.0, "ranks": 2}), 4, 2)
-    along = ordered([Seat(str(i // 2)) for i in range(8)], 8, "shuffled", seed=seed)
+    along = ordered([RankLocation(str(i // 2)) for i in range(8)], 8, "shuffled", seed=seed)
     crossing = crossings([str(at // 2) for at in along])
     assert crossing > 4
     straight, mixed = (

@@ -24,7 +24,7 @@ RING_ON_GPUS = """
 import shutil, tempfile
 import ray
 from ringray.lab.cluster.capacity import Placement
-from ringray.lab.cluster.placement_wait import Patience
+from ringray.lab.cluster.placement_wait import WaitLimits
 from ringray.lab.ring.group import ActorRing
 from tests.support.place import wait_until
 
@@ -36,7 +36,7 @@ ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder,
          logging_level="ERROR", log_to_driver=False)
 try:
     bundle = (("CPU", 1.0), ("GPU", 1.0))
-    ring = ActorRing(2, Placement("cpu", "PACK", bundle), 60.0, Patience(60.0))
+    ring = ActorRing(2, Placement("cpu", "PACK", bundle), 60.0, WaitLimits(60.0))
     assert len(ring.ranks) == 2
     wait_until("the GPUs of the node are taken", lambda: free("GPU") == 0)
     assert free("GPU_group") == 0

@@ -13,7 +13,7 @@ import ray
 from ringray.base.errors import StoppedError
 from ringray.instruments.progress import Progress
 from ringray.lab.ring import calls, monitor
-from ringray.lab.ring.calls import RankCalls, Where
+from ringray.lab.ring.calls import RankAddress, RankCalls
 from ringray.lab.ring.monitor import RankMonitor, RingFault
 
 NODE = {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.2", "NodeManagerPort": 7000}
@@ -119,7 +119,7 @@ def watched(
     monkeypatch.setattr(calls, "gone", lambda node_id: node_id in away)
     monkeypatch.setattr(monitor, "gone", lambda node_id: node_id in away)
     actors = [ranks.actor(silent in (rank, "all")) for rank in range(len(ends))]
-    where = [Where(f"node {nodes[rank]}", nodes[rank], rank) for rank in range(len(ends))]
+    where = [RankAddress(f"node {nodes[rank]}", nodes[rank], rank) for rank in range(len(ends))]
     called = RankCalls(actors, where, list(range(len(ends))), started)
     return RankMonitor(called, 120.0, stop or threading.Event()).answers(), ranks.now
 

@@ -14,24 +14,24 @@ from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.report import words
 from ringray.lab.ring import gpu_links
-from ringray.lab.ring.order import ZONES, Seat, check, crossings, divided, ordered, zones_of
+from ringray.lab.ring.order import ZONES, RankLocation, check, crossings, divided, ordered, zones_of
 from ringray.lab.specs.model import parse
 from tests.chaos.struck import NODE
 from tests.support import ray_heads
 from tests.support.place import Place, tiny
 
 
-def seats(*counts: int, **zones: str) -> list[Seat]:
+def seats(*counts: int, **zones: str) -> list[RankLocation]:
     """Seats on nodes 0, 1, ... in a random order, as a placement group may deal them."""
     found = [
-        Seat(str(node), zones_of({ZONES[2]: zones.get(f"n{node}", "")}))
+        RankLocation(str(node), zones_of({ZONES[2]: zones.get(f"n{node}", "")}))
         for node, count in enumerate(counts)
         for _ in range(count)
     ]
     return random.Random(1).sample(found, len(found))
 
 
-def nodes(found: list[Seat], size: int, *how: Any) -> list[str]:
+def nodes(found: list[RankLocation], size: int, *how: Any) -> list[str]:
     along = ordered(found, size, *how)
     assert sorted(along) == list(range(len(found)))
     return [found[at].node for at in along[:size]]
@@ -101,17 +101,19 @@ def test_neighbours_share_the_closest_links() -> None:
     # Pairs 0-2 and 1-3 are bridged, all others meet at the host.
     near = {(0, 2): 100, (2, 0): 100, (1, 3): 100, (3, 1): 100, (2, 1): -20, (1, 2): -20}
     gpus = [
-        Seat("n", gpu=str(a), links={str(b): near.get((a, b), -50) for b in range(4) if a != b})
+        RankLocation(
+            "n", gpu=str(a), links={str(b): near.get((a, b), -50) for b in range(4) if a != b}
+        )
         for a in range(4)
     ]
     assert ordered(gpus, 4) == [0, 2, 1, 3]
-    assert ordered([Seat("n", gpu=str(a)) for a in range(4)], 4) == [0, 1, 2, 3]
+    assert ordered([RankLocation("n", gpu=str(a)) for a in range(4)], 4) == [0, 1, 2, 3]
 
 
 def test_labels_that_contradict_are_told() -> None:
-    def at(node: str, **labels: str) -> Seat:
+    def at(node: str, **labels: str) -> RankLocation:
         full = {"rack": ZONES[2], "domain": ZONES[3], "zone": ZONES[1], "region": ZONES[0]}
-        return Seat(node, zones_of({full[name]: value for name, value in labels.items()}))
+        return RankLocation(node, zones_of({full[name]: value for name, value in labels.items()}))
 
     check([at("a", rack="r1", zone="z1"), at("b", rack="r1", zone="z2"), at("c"), at("d")])
     with pytest.raises(

@@ -209,7 +209,7 @@ def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> No
     shared = RingPool(Cluster(False, FEW, unknown), read, notes.append)
     shared.take(configs[0], configs)
     (ring,) = rings
-    assert (ring.patience.seconds, ring.patience.certain) == (180.0, False)
+    assert (ring.patience.seconds, ring.patience.will_fit) == (180.0, False)
     assert notes == ["starting 64 cpu actors"]
     shared.close()
 

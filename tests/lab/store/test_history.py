@@ -14,7 +14,7 @@ from ringray.lab.cli import main
 from ringray.lab.store import snapshot
 from ringray.lab.store.recover import recover
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import UNASKED, Kept, Outcome
+from ringray.lab.trial.outcome import NOT_REQUESTED, Kept, Outcome
 from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
 
 KEYS = [trial(index).key for index in range(3)]
@@ -78,7 +78,7 @@ def test_an_earlier_measurement_becomes_current_again(tmp_path: Path) -> None:
 def test_a_point_that_a_search_leaves_out_now_keeps_what_it_measured(tmp_path: Path) -> None:
     _twice(tmp_path / "store.db")
     with Store(tmp_path / "store.db") as store:
-        store.begin(sweep(), [trial(0, UNASKED), trial(1), trial(2)])
+        store.begin(sweep(), [trial(0, NOT_REQUESTED), trial(1), trial(2)])
         row = store.trials(DIGEST)[0]
         assert (row.status, row.metrics, row.samples) == ("pruned", {}, {})
         assert _all(store) - {(KEYS[0], None)} == ALL

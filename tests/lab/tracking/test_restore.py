@@ -13,7 +13,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive as kept
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking.restore import Restored, fetched, read, rebuild, restore
-from ringray.lab.trial.outcome import UNASKED, UNKNOWN, Outcome, SweepInfo
+from ringray.lab.trial.outcome import NOT_REQUESTED, UNKNOWN, Outcome, SweepInfo
 from tests.support.tracking_store import DIGEST, ENVIRONMENT, begin, client, outcome, runs, trials
 
 
@@ -158,7 +158,7 @@ def test_points_that_never_ran_have_no_runs_beyond_the_first(store: Store) -> No
     pruned = tuple(range(1, 51))
     begin(store, trials(60, pruned=pruned))
     for index in range(51, 60):
-        store.record(DIGEST, trials(60)[index].key, Outcome("pruned", UNASKED, point="p"))
+        store.record(DIGEST, trials(60)[index].key, Outcome("pruned", NOT_REQUESTED, point="p"))
     store.record(DIGEST, trials(60)[0].key, outcome(0))
     for _ in range(2):  # the same again when it is taken up
         _project(store)
