@@ -18,6 +18,13 @@ WAY_IN = (
     "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's token or RAY_AUTH_TOKEN_PATH to "
     "a file that holds it (default ~/.ray/auth_token)"
 )
+# By the status of gRPC.
+_REFUSALS = {
+    "UNAVAILABLE": "the server at {address} is not Ray: {details}",
+    "UNIMPLEMENTED": "the server at {address} is not Ray: {details}",
+    "DEADLINE_EXCEEDED": "no Ray answers at {address}: a server accepts the connection and says "
+    "nothing for {seconds:g} s",
+}
 
 
 def use_given_token() -> None:
@@ -79,20 +86,15 @@ def check(address: str) -> None:
     except AuthenticationError as error:
         raise PlaceError(no_token(address, error.message)) from None
     except grpc.RpcError as error:
-        code, details = error.code(), error.details() or ""
-        if code == grpc.StatusCode.UNAUTHENTICATED:
+        status = error.code().name
+        if status == "UNAUTHENTICATED":
             raise PlaceError(refused_token(address)) from None
-        if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNIMPLEMENTED):
+        if status in _REFUSALS:  # Ray meets any other error again and reports it
+            about = {"address": address, "details": (error.details() or "")[:200]}
             raise PlaceError(
-                f"the server at {address} is not Ray: {details[:200]}; expected HOST:PORT of a "
+                f"{_REFUSALS[status].format(**about, seconds=CALL_S)}; expected HOST:PORT of a "
                 "cluster's GCS, by default port 6379 (`ringray submit` takes a dashboard's URL)"
             ) from None
-        if code == grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise PlaceError(
-                f"no Ray answers at {address}: a server accepts the connection and says nothing "
-                f"for {CALL_S:g} s; expected HOST:PORT of a cluster's GCS, by default port 6379"
-            ) from None
-        # Ray meets any other error again and reports it.
 
 
 def refused_token(place: str) -> str:

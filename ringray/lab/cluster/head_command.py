@@ -9,7 +9,6 @@ import secrets
 import shlex
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from ringray.base.errors import PlaceError, UserError
@@ -30,6 +29,47 @@ _RAYS = re.compile(
 )
 
 
+Note = Callable[[str], None]
+
+
+class RemoteCommand:
+    """``ringray COMMAND`` as a job on the head that ``client`` speaks to."""
+
+    def __init__(self, client: Any, shipment: Shipment, *command: str) -> None:
+        self._client, self.name = client, f"ringray-ask-{secrets.token_hex(6)}"
+        client.submit_job(
+            entrypoint=shlex.join(["python", "-m", "ringray", *command]),
+            submission_id=self.name,
+            runtime_env={**RUNTIME_ENV, "working_dir": str(shipment.folder)},
+            entrypoint_num_cpus=0,
+        )
+
+    def ended(self) -> bool:
+        """Returns whether it has ended, or is not known any more: the head was started again."""
+        try:
+            return self._client.get_job_info(self.name).status in ENDED
+        except RuntimeError as error:
+            if "does not exist" in str(error):
+                return True
+            raise
+
+    def ends_within(self, seconds: float) -> bool:
+        """Waits for its end; returns whether it came within ``seconds``."""
+        until = time.monotonic() + seconds
+        while not (ended := self.ended()) and time.monotonic() < until:
+            time.sleep(POLL_S)
+        return ended
+
+    def remove(self) -> None:
+        """Ends and deletes it; raises nothing, as it ends by itself."""
+        with contextlib.suppress(Exception):  # of many types
+            if not self.ended():
+                self._client.stop_job(self.name)
+                self.ends_within(_END_S)
+                time.sleep(_MONITOR_S)
+            self._client.delete_job(self.name)
+
+
 def ask(client: Any, url: str, shipment: Shipment, *command: str) -> str:
     """Returns what ``ringray COMMAND`` prints on the head of ``url``, without control characters.
 
@@ -37,24 +77,19 @@ def ask(client: Any, url: str, shipment: Shipment, *command: str) -> str:
         PlaceError: the head does not answer, or the command fails there; with its last line.
     """
     with answering(url):
-        name = _start(client, shipment, *command)
+        remote = RemoteCommand(client, shipment, *command)
         try:
-            if not _ends(client, name, ASK_S):
-                client.stop_job(name)
+            if not remote.ends_within(ASK_S):
                 raise PlaceError(f"the head of {url} gave no answer in {ASK_S:.0f} s")
-            job = client.get_job_info(name)
-            text = plain(client.get_job_logs(name))
+            job = client.get_job_info(remote.name)
+            text = plain(client.get_job_logs(remote.name))
         finally:
-            with contextlib.suppress(RuntimeError):  # it still runs
-                client.delete_job(name)
+            remote.remove()
     lines = [line for line in text.splitlines() if not _RAYS.match(line)]
     if job.status != "SUCCEEDED":
         why = lines[-1].removeprefix(_ERROR) if lines else job.message
         raise PlaceError(f"`ringray {command[0]}` failed on the head of {url}: {why}")
     return "".join(f"{line}\n" for line in lines)
-
-
-Note = Callable[[str], None]
 
 
 def follow(
@@ -69,7 +104,8 @@ def follow(
         PlaceError: the head refuses it at first.
     """
     client = job_server.connect(url)
-    name, pause, over, rest, heard = "", _PAUSE_S, False, "", False
+    pause, over, rest, heard = _PAUSE_S, False, "", False
+    remote: RemoteCommand | None = None
     log: JobLog | None = None
 
     def write(text: str) -> None:
@@ -86,61 +122,21 @@ def follow(
         while not over:
             try:
                 with answering(url):
-                    if log is None or _gone(client, name):
-                        name, rest = _start(client, shipment, *command), ""
-                        log = JobLog(client, name, write, partial(_gone, client, name))
+                    if remote is None or log is None or remote.ended():
+                        remote, rest = RemoteCommand(client, shipment, *command), ""
+                        log = JobLog(client, remote.name, write, remote.ended)
                     log.follow()
-                    if not heard and _gone(client, name):
-                        why = client.get_job_info(name).message
+                    if not heard and remote.ended():
+                        why = client.get_job_info(remote.name).message
                         failed = f"`ringray {command[0]}` failed on the head of {url}"
                         raise UserError(f"{failed}: {why}")
             except PlaceError as error:
-                if not name:
+                if remote is None:
                     raise
                 note(f"{error}; trying again in {pause:.0f} s")
             if not over:
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSE_MOST_S)
     finally:
-        if name:
-            with contextlib.suppress(Exception):  # of many types; the command ends by itself
-                _remove(client, name)
-
-
-def _remove(client: Any, name: str) -> None:
-    """Ends a job and deletes it."""
-    if not _gone(client, name):
-        client.stop_job(name)
-        _ends(client, name, _END_S)
-        time.sleep(_MONITOR_S)
-    client.delete_job(name)
-
-
-def _start(client: Any, shipment: Shipment, *command: str) -> str:
-    """Starts a command as a job and returns its name."""
-    name = f"ringray-ask-{secrets.token_hex(6)}"
-    client.submit_job(
-        entrypoint=shlex.join(["python", "-m", "ringray", *command]),
-        submission_id=name,
-        runtime_env={**RUNTIME_ENV, "working_dir": str(shipment.folder)},
-        entrypoint_num_cpus=0,
-    )
-    return name
-
-
-def _gone(client: Any, name: str) -> bool:
-    """Returns whether a job has ended, or is not known any more: the head was started again."""
-    try:
-        return client.get_job_info(name).status in ENDED
-    except RuntimeError as error:
-        if "does not exist" in str(error):
-            return True
-        raise
-
-
-def _ends(client: Any, name: str, seconds: float) -> bool:
-    """Waits until a job has ended; returns whether it has within ``seconds``."""
-    until = time.monotonic() + seconds
-    while not (gone := _gone(client, name)) and time.monotonic() < until:
-        time.sleep(POLL_S)
-    return gone
+        if remote is not None:
+            remote.remove()

@@ -95,12 +95,11 @@ def answering(url: str) -> Iterator[None]:
         raise PlaceError(_unknown(url, f"its answer is not JSON: {reason_of(error)}")) from error
     except OSError as error:  # base class of requests' errors
         raise PlaceError(f"the Ray at {url} no longer answers: {reason_of(error)}") from error
-    except RecursionError as error:
-        raise PlaceError(_unknown(url, "its answer is nested too deeply")) from error
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        # Of Ray's client, which parses an answer.
+        raise PlaceError(_unknown(url, f"its answer has {_last_line(error)}")) from error
     except RuntimeError as error:
         raise PlaceError(f"the Ray at {url} refuses: {_last_line(error)}") from error
-    except (AttributeError, LookupError, TypeError, ValueError) as error:  # in parsing an answer
-        raise PlaceError(_unknown(url, f"its answer has {_last_line(error)}")) from error
 
 
 def _probe(url: str) -> None:
