@@ -48,7 +48,7 @@ class NodeGroup:
     def ranks(self, bundle: Mapping[str, float]) -> int:
         """Returns how many ranks, with a bundle each, one such node holds."""
         shares = [self.resources.get(name, 0.0) / need for name, need in bundle.items() if need > 0]
-        return int(min(shares) + _ROUNDING) if shares else 0
+        return max(0, int(min(shares, default=0.0) + _ROUNDING))
 
     def __str__(self) -> str:
         has = ", ".join(counts(self.resources)) or "no CPU, no GPU"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringray.lab.cluster.capacity import NodeGroup, Placement
+from ringray.lab.cluster.capacity import Capacity, NodeGroup, Placement, of_nodes
 
 Nodes = Callable[[], Sequence[Mapping[str, Any]]]  # as ray.nodes()
 
@@ -32,8 +32,8 @@ class Machines:
         is not to ``avoid``."""
         if wanted.device != "cuda" or wanted.strategy != "PACK":
             return wanted
-        there = [node for node in self._alive() if node["NodeID"] not in avoid]
-        within = any(_ranks(node, wanted) >= size for node in there)
+        present = of_nodes(node for node in self._alive() if node["NodeID"] not in avoid)
+        within = present.ranks(dict(wanted.bundle), "STRICT_PACK") >= size
         return replace(wanted, strategy="STRICT_PACK") if within else wanted
 
     def fits(
@@ -49,12 +49,11 @@ class Machines:
         closed = {*avoid, *self._shut(placement, held)}
         taken = sum((ranks for ranks, _ in held.values()), Counter[str]())
         free = [
-            max(0, _ranks(node, placement) - taken[node["NodeID"]])
+            _group(node, placement, taken[node["NodeID"]])
             for node in self._alive()
             if node["NodeID"] not in closed
         ]
-        room = {"STRICT_PACK": max(free, default=0), "STRICT_SPREAD": sum(map(bool, free))}
-        return room.get(placement.strategy, sum(free)) >= size
+        return Capacity(tuple(free)).ranks(dict(placement.bundle), placement.strategy) >= size
 
     def closed(self, placement: Placement) -> set[str]:
         """Returns the nodes that a new ring must avoid."""
@@ -98,5 +97,8 @@ class Machines:
         return [node for node in self._nodes() if node["Alive"]]
 
 
-def _ranks(node: Mapping[str, Any], placement: Placement) -> int:
-    return NodeGroup("", node["Resources"]).ranks(dict(placement.bundle))
+def _group(node: Mapping[str, Any], placement: Placement, taken: int) -> NodeGroup:
+    """Returns a node without the resources of the ranks that have ``taken`` their share."""
+    has = node["Resources"]
+    free = {name: has.get(name, 0.0) - taken * need for name, need in placement.bundle}
+    return NodeGroup("node", free)
