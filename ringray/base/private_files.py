@@ -70,14 +70,8 @@ def folder(path: Path) -> Path:
 def above(path: Path) -> None:
     """Creates the missing folders above ``path``, closed to others; leaves existing ones as they
     are."""
-    folder, missing = path.parent, []
-    while not folder.exists() and folder != folder.parent:
-        missing.append(folder)
-        folder = folder.parent
-    for absent in reversed(missing):
-        with contextlib.suppress(FileExistsError):  # another process was faster
-            absent.mkdir(mode=FOLDER)
-    path.parent.mkdir(exist_ok=True)  # raises if it is not a folder
+    for folder in reversed(path.parents):
+        folder.mkdir(mode=FOLDER, exist_ok=True)
 
 
 def close(path: Path, rights: int = _OTHERS) -> None:
