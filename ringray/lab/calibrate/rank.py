@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache, partial
@@ -162,30 +162,27 @@ class RankMeasurer:
         return rate
 
     def hops(self) -> dict[str, list[list[float]]]:
-        """Times hops around the ring, by the clock and in seconds of cores: each rank sends two
-        tensors to the next."""
-        samples: dict[str, list[list[float]]] = {"clock": [], "cores": []}
+        """Times hops around the ring: each rank sends two tensors to the next."""
         timer = HopTimer(self._comm, self._device)
         chunks = list(map(timer.chunk, self._asked.sizes))
-        for _ in self._rounds("hops"):
-            clock, cores = zip(*map(timer.sample, chunks), strict=True)
-            samples["clock"].append(list(clock))
-            samples["cores"].append(list(cores))
-        return samples
+        return self._clocked("hops", 3, lambda: map(timer.sample, chunks))
 
     def rings(self) -> dict[str, list[list[float]]]:
-        """Times both passes of whole rings, by the clock and in seconds of cores."""
+        """Times both passes of whole rings."""
         context = RankContext(self._asked.rank, self._device, dist.group.WORLD)
         configs = [TrialConfig.from_dict(ring) for ring in self._asked.rings]
-        inputs = [latency.shards(config, context) for config in configs]
+        rings = [(config, latency.shards(config, context)) for config in configs]
+        samples = self._clocked("rings", 5, lambda: (self._ring(*ring, context) for ring in rings))
+        return {kind: rounds[1:] for kind, rounds in samples.items()}  # the first one warms up
+
+    def _clocked(
+        self, part: str, least: int, sample: Callable[[], Iterable[tuple[float, float]]]
+    ) -> dict[str, list[list[float]]]:
+        """Takes samples by the clock and in seconds of cores, in at least ``least`` rounds."""
         samples: dict[str, list[list[float]]] = {"clock": [], "cores": []}
-        for turn in self._rounds("rings", least=5):
-            rings = zip(configs, inputs, strict=True)
-            taken = [self._ring(*ring, context) for ring in rings]
-            if turn:
-                clock, cores = zip(*taken, strict=True)
-                samples["clock"].append(list(clock))
-                samples["cores"].append(list(cores))
+        for _ in self._rounds(part, least):
+            for kind, seconds in zip(samples, zip(*sample(), strict=True), strict=True):
+                samples[kind].append(list(seconds))
         return samples
 
     def _ring(
