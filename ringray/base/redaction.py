@@ -61,13 +61,6 @@ def plain(text: str, sign: str = "\ufffd") -> str:
     return _UNPRINTABLE.sub(sign, text)
 
 
-def foreign(text: str, most: int = 200) -> str:
-    """Returns the words of an answer that may be binary: its ASCII, ``most`` characters at most,
-    with ``...`` for all else."""
-    words = re.sub(r"[^ -~]+", "...", re.sub(r"\s+", " ", text)).strip()
-    return words if len(words) <= most else f"{words[: most - 3]}..."
-
-
 def shown(text: str) -> str:
     """Returns ``text`` for a screen: ``hidden`` and ``plain``."""
     return plain(hidden(text))

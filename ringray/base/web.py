@@ -36,10 +36,7 @@ def get(url: str, seconds: float) -> Answer:
         return within(seconds, url, _get, url, seconds)
     except (http.client.HTTPException, ValueError) as error:
         text = str(error).strip() or type(error).__name__
-        what = f"{text[:80]!r}, not HTTP"
-        if not (text.isascii() and text.isprintable()):
-            what = "binary, not HTTP, as that of another port of a head (its GCS, 6379) is"
-        raise OSError(f"its answer is {what}") from None
+        raise OSError(f"its answer is {text[:80]!r}, not HTTP") from None
 
 
 def _get(url: str, seconds: float) -> Answer:

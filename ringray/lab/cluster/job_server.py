@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from ringray.base.deadline import within
 from ringray.base.errors import PlaceError, UserError, reason_of
-from ringray.base.redaction import foreign, shown
+from ringray.base.redaction import plain, shown
 from ringray.lab.cluster import access, ray_private
 
 PROBE_S = 5.0  # seconds for the address to answer
@@ -133,4 +133,4 @@ def _unknown(url: str, why: str) -> str:
 def _last_line(error: BaseException) -> str:
     """Returns the reason in a server's refusal, the last line of a traceback."""
     lines = [line.strip(" .") for line in str(error).splitlines() if line.strip(" .")]
-    return foreign(lines[-1]) if lines else type(error).__name__
+    return plain(lines[-1][:200]) if lines else type(error).__name__
