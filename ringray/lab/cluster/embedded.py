@@ -65,17 +65,17 @@ def started() -> Iterator[Servers]:
     """
     os.environ.update(_VARIABLES)
     _authenticate()
-    until, servers = time.monotonic() + START_S, None
+    until, attempt = time.monotonic() + START_S, 0
+    servers: Servers | None = None
     with contextlib.ExitStack() as stack:
-        for attempt in range(TRIES):
+        while servers is None:
+            attempt += 1
             try:
                 servers = stack.enter_context(_once(until - time.monotonic()))
-                break
             except ClusterError as error:
-                if attempt + 1 == TRIES or time.monotonic() >= until:
+                if attempt == TRIES or time.monotonic() >= until:
                     raise
                 say(f"{error}; starting it again")
-        assert servers is not None
         yield servers
 
 
@@ -100,7 +100,13 @@ def _once(seconds: float) -> Iterator[Servers]:
 
     ended = threading.Event()
     with contextlib.ExitStack() as stack:
-        servers = Servers(_folder(stack))
+        try:
+            folder = stack.enter_context(locks.temporary_folder(locks.RAY))
+        except OSError as error:
+            raise PlaceError(
+                f"{NAME} cannot start: {error.filename}: {reason_of(error)}; free some space there"
+            ) from error
+        servers = Servers(folder)
         try:
             with signals.blocked():
                 _start(servers, seconds, ended)
@@ -131,16 +137,6 @@ def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
         raise ClusterError(f"{NAME} cannot start: {servers.why(access.reason(error))}") from error
     finally:
         servers.look()  # later children, as the tracker, are not this Ray's
-
-
-def _folder(stack: contextlib.ExitStack) -> locks.Folder:
-    """Returns the folder of an embedded Ray."""
-    try:
-        return stack.enter_context(locks.temporary_folder(locks.RAY))
-    except OSError as error:
-        raise PlaceError(
-            f"{NAME} cannot start: {error.filename}: {reason_of(error)}; free some space there"
-        ) from error
 
 
 class Servers:

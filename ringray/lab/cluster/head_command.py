@@ -6,17 +6,16 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-import shlex
 import time
 from collections.abc import Callable
 from typing import Any
 
 from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import plain
-from ringray.lab.cluster import job_server
+from ringray.lab.cluster import job_server, jobs
 from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
-from ringray.lab.cluster.jobs import ENDED, POLL_S, RUNTIME_ENV, JobLog
+from ringray.lab.cluster.jobs import ENDED, POLL_S, JobLog
 
 ASK_S = 120.0  # seconds for the head to start the job and to answer
 _PAUSE_S, PAUSE_MOST_S = 1.0, 30.0  # seconds before connecting again: at first, at most
@@ -37,12 +36,7 @@ class RemoteCommand:
 
     def __init__(self, client: Any, shipment: Shipment, *command: str) -> None:
         self._client, self.name = client, f"ringray-ask-{secrets.token_hex(6)}"
-        client.submit_job(
-            entrypoint=shlex.join(["python", "-m", "ringray", *command]),
-            submission_id=self.name,
-            runtime_env={**RUNTIME_ENV, "working_dir": str(shipment.folder)},
-            entrypoint_num_cpus=0,
-        )
+        jobs.start(client, self.name, shipment, command)
 
     def ended(self) -> bool:
         """Returns whether it has ended, or is not known any more: the head was started again."""

@@ -11,7 +11,7 @@ import asyncio
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,18 +146,13 @@ class Jobs:
         """Submits the job; False if another job has the name."""
         # Tuned choices are kept on the cluster.
         verb = "tune" if plan.spec.trial_kind.tunes else "run"
-        command = ["python", "-m", "ringray", verb, shipment.spec]
+        command = [verb, shipment.spec]
         command += ["--store", store] if store else []
         command += ["--all"] if plan.everything else []
+        described = {"sweep": job.digest, "name": job.name, "code": job.code}
         with answering(self.url):
             try:
-                self._client.submit_job(
-                    entrypoint=shlex.join(command),
-                    submission_id=job.id,
-                    runtime_env={**RUNTIME_ENV, "working_dir": str(shipment.folder)},
-                    metadata={"sweep": job.digest, "name": job.name, "code": job.code},
-                    entrypoint_num_cpus=0,  # a head without CPUs must hold it
-                )
+                start(self._client, job.id, shipment, command, **described)
             except RuntimeError as error:
                 if "already exists" in str(error):
                     return False
@@ -232,6 +227,19 @@ class Jobs:
                 state = f"which is {job.status}"
             reminder(f"job {job.id} at {self.url}, {state}")
             time.sleep(POLL_S)
+
+
+def start(
+    client: Any, job_id: str, shipment: Shipment, command: Sequence[str], **metadata: str
+) -> None:
+    """Starts ``ringray COMMAND`` as a job; RuntimeError if there is one of that id."""
+    client.submit_job(
+        entrypoint=shlex.join(["python", "-m", "ringray", *command]),
+        submission_id=job_id,
+        runtime_env={**RUNTIME_ENV, "working_dir": str(shipment.folder)},
+        metadata=metadata,
+        entrypoint_num_cpus=0,  # a head without CPUs must hold it
+    )
 
 
 class JobLog:
