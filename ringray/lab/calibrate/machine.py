@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,6 @@ from ringray.lab.trial.config import TrialConfig
 
 Samples = dict[str, Any]
 Floats = NDArray[np.float64]
-Case = tuple[str, int, str, str, int, int, int]  # the fields of ``rank.TimedCall``
 
 _DIRECTIONS = ("forward", "backward")
 _SHAPES = ("causal", "full", "stepped")
@@ -38,53 +37,70 @@ _MANY = 8  # heads of a call with masks, which they share
 _LARGE = 64  # part of the largest message from which on bytes take most of the time
 
 
+class TimedCall(NamedTuple):
+    """One call of attention."""
+
+    dtype: str
+    head_dim: int
+    direction: str
+    #: Of the visible keys: ``causal`` for the own chunk; ``full`` and ``stepped`` for others, which
+    #: are merged into the state of their rows.
+    shape: str
+    rows: int
+    heads: int
+    threads: int = 1
+
+    @property
+    def kind(self) -> tuple[str, int, str, str]:
+        """What calls of one curve have in common."""
+        return self[:4]
+
+
 @dataclass(frozen=True)
 class Size:
-    """The extent of a calibration. ``rows``: of calls; ``head_rows``: of all heads of a call, if
-    that are at most ``heads``; ``slow``, ``stepped``: most rows of a type, and of calls with masks;
-    ``hops``: bytes that a rank sends at once; ``rings``: types, rows of a rank and heads of rings,
-    the first of next to nothing; ``seconds``: of the longest part, to which the others are in
-    proportion."""
+    """The extent of a calibration."""
 
-    rows: tuple[int, ...]
-    head_rows: int
+    rows: tuple[int, ...]  # of calls
+    head_rows: int  # of all heads of a call, if that are at most ``heads``
     heads: int
-    hops: tuple[int, ...]
-    rings: tuple[tuple[str, int, int], ...]
-    seconds: float
+    hops: tuple[int, ...]  # bytes that a rank sends at once
+    rings: tuple[tuple[str, int, int], ...]  # type, rows of a rank, heads; first a tiny one
+    seconds: float  # of the longest part, to which the others are in proportion
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     head_dims: tuple[int, ...] = (64, 128)
-    stepped: int = 2048
-    slow: Mapping[str, int] = field(default_factory=dict)
+    stepped: int = 2048  # most rows of calls with masks
+    slow: Mapping[str, int] = field(default_factory=dict)  # most rows of a type
 
-    def cases(self) -> Iterator[Case]:
+    def cases(self) -> Iterator[TimedCall]:
         """Yields the calls of all curves; those of the same tensors follow each other."""
         for dtype, dim, rows in product(self.dtypes, self.head_dims, self.rows):
             if rows <= self.slow.get(dtype, rows):
                 heads = min(self.heads, max(1, self.head_rows // rows))
                 for way, shape in product(_DIRECTIONS, _SHAPES[:2]):
-                    yield dtype, dim, way, shape, rows, heads, 1
+                    yield TimedCall(dtype, dim, way, shape, rows, heads)
                 if rows <= self.stepped:
                     many = max(heads, _MANY)
-                    yield from ((dtype, dim, way, _SHAPES[2], rows, many, 1) for way in _DIRECTIONS)
+                    for way in _DIRECTIONS:
+                        yield TimedCall(dtype, dim, way, _SHAPES[2], rows, many)
 
-    def beside(self) -> list[Case]:
+    def beside(self) -> list[TimedCall]:
         """Returns the calls that are timed on ranks side by side: of many rows, in one pass."""
         kind = ("forward", "full", self.rows[-3])
-        return [case for case in self.cases() if case[2:5] == kind]
+        return [case for case in self.cases() if (case.direction, case.shape, case.rows) == kind]
 
-    def single(self) -> list[Case]:
+    def single(self) -> list[TimedCall]:
         """Returns the shortest calls, of one head."""
         kind = self.dtypes[0], self.head_dims[0]
-        return [(*kind, way, "full", self.rows[0], 1, 1) for way in _DIRECTIONS]
+        return [TimedCall(*kind, way, "full", self.rows[0], heads=1) for way in _DIRECTIONS]
 
-    def alone(self) -> list[Case]:
+    def alone(self) -> list[TimedCall]:
         """Returns all calls of a rank alone."""
         return [*self.cases(), *self.single(), self.threaded(1), self.threaded(2)]
 
-    def threaded(self, threads: int) -> Case:
+    def threaded(self, threads: int) -> TimedCall:
         """Returns a call of two heads by some threads."""
-        return self.dtypes[0], self.head_dims[0], "forward", "full", self.rows[-3], 2, threads
+        kind = self.dtypes[0], self.head_dims[0]
+        return TimedCall(*kind, "forward", "full", self.rows[-3], heads=2, threads=threads)
 
 
 _TINY = ("float32", 16, 8)
@@ -217,18 +233,19 @@ def _of_rank(size: Size, samples: Mapping[int, Samples], *, cores: bool) -> Samp
     }
 
 
-def _call(single: Case, size: Size, seconds: Mapping[Case, list[float]]) -> float:
+def _call(single: TimedCall, size: Size, seconds: Mapping[TimedCall, list[float]]) -> float:
     """Returns the seconds of a call beside its heads, from the same with many heads."""
-    (case,) = (case for case in size.cases() if case[:5] == single[:5])
-    of_one, of_all, heads = np.median(seconds[single]), np.median(seconds[case]), case[5]
+    same = single.kind, single.rows
+    (case,) = (case for case in size.cases() if (case.kind, case.rows) == same)
+    of_one, of_all, heads = np.median(seconds[single]), np.median(seconds[case]), case.heads
     return max(0.0, float(heads * of_one - of_all) / (heads - 1)) if heads > 1 else 0.0
 
 
-def _curves(size: Size, seconds: Mapping[Case, list[float]], call: float) -> list[Samples]:
+def _curves(size: Size, seconds: Mapping[TimedCall, list[float]], call: float) -> list[Samples]:
     rates: dict[tuple[Any, ...], dict[int, float]] = {}
     for case in size.cases():
         usual = float(np.median(seconds[case]))
-        rates.setdefault(case[:4], {})[case[4]] = _flops(case) / max(usual - call, usual / 2)
+        rates.setdefault(case.kind, {})[case.rows] = _flops(case) / max(usual - call, usual / 2)
     curves = []
     for (dtype, dim, way, shape), by_rows in rates.items():
         visible = {"causal": shape == "causal", "stepped": shape == "stepped"}
@@ -237,11 +254,12 @@ def _curves(size: Size, seconds: Mapping[Case, list[float]], call: float) -> lis
     return curves
 
 
-def _flops(case: Case) -> float:
+def _flops(case: TimedCall) -> float:
     """Returns the FLOPs of the visible pairs of a call."""
-    _, dim, way, shape, rows, heads, _ = case
+    rows = case.rows
     pairs = {"causal": rows * (rows + 1) // 2, "full": rows * rows, "stepped": rows * rows // 2}
-    return pairs[shape] * heads * dim * (4.0 if way == "forward" else 10.0)
+    per_pair = 4.0 if case.direction == "forward" else 10.0
+    return pairs[case.shape] * case.heads * case.head_dim * per_pair
 
 
 def line(sizes: Sequence[int], rounds: Sequence[Sequence[float]]) -> tuple[float, float]:

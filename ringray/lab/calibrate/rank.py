@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ringray.comm.ring import connect
 from ringray.lab.calibrate.hops import HopTimer
+from ringray.lab.calibrate.machine import TimedCall
 from ringray.lab.kinds import latency
 from ringray.lab.kinds.base import RankContext, ring_pass
 from ringray.lab.trial.config import TrialConfig
@@ -40,47 +41,32 @@ _COPIED = {"cpu": 1 << 26, "cuda": 1 << 30}
 _PATIENCE = timedelta(seconds=60)
 
 
-class TimedCall(NamedTuple):
-    """One call of attention. ``shape``: of the visible keys, ``causal`` for the own chunk; ``full``
-    and ``stepped`` for others, which are merged into the state of their rows."""
+class RankTask(NamedTuple):
+    """The work of one rank."""
 
-    dtype: str
-    head_dim: int
-    direction: str
-    shape: str
-    rows: int
-    heads: int
-    threads: int = 1
-
-
-class Asked(NamedTuple):
-    """The work of one rank. ``parts``: methods of ``RankMeasurer``, and about as many seconds as
-    each takes; ``store``: the file through which ranks meet; ``sizes``: bytes of hops;
-    ``rings``: configurations of trials."""
-
-    parts: dict[str, float]
+    parts: dict[str, float]  # methods of ``RankMeasurer``, and about as many seconds as each takes
     rank: int
     ranks: int
-    store: str
+    store: str  # the file through which ranks meet
     device: str
     cases: tuple[TimedCall, ...]
-    sizes: tuple[int, ...]
-    rings: tuple[dict[str, Any], ...]
+    sizes: tuple[int, ...]  # bytes of hops
+    rings: tuple[dict[str, Any], ...]  # configurations of trials
 
 
 class RankMeasurer:
     """One rank with its device, its ring and its clock. Each part returns lists of seconds."""
 
-    def __init__(self, asked: Asked) -> None:
-        self._asked, self._cuda = asked, asked.device == "cuda"
-        self._device = torch.device("cuda", asked.rank) if self._cuda else torch.device("cpu")
+    def __init__(self, task: RankTask) -> None:
+        self._task, self._cuda = task, task.device == "cuda"
+        self._device = torch.device("cuda", task.rank) if self._cuda else torch.device("cpu")
         if self._cuda:
             torch.cuda.set_device(self._device)
         torch.set_num_threads(1)
-        if asked.ranks > 1:
-            place, backend = f"file://{asked.store}", "nccl" if self._cuda else "gloo"
+        if task.ranks > 1:
+            place, backend = f"file://{task.store}", "nccl" if self._cuda else "gloo"
             init = partial(dist.init_process_group, backend, init_method=place)
-            init(rank=asked.rank, world_size=asked.ranks, timeout=_PATIENCE)
+            init(rank=task.rank, world_size=task.ranks, timeout=_PATIENCE)
         self._comm = connect(None)
 
     def _now(self) -> float:
@@ -104,7 +90,7 @@ class RankMeasurer:
 
     def _rounds(self, part: str, least: int = 3) -> Iterator[int]:
         """Yields numbers until the time of a part is over, on all ranks as often."""
-        ends, done = time.perf_counter() + self._asked.parts[part], 0
+        ends, done = time.perf_counter() + self._task.parts[part], 0
         while self._comm.largest([done < least or time.perf_counter() < ends], "round")[0]:
             yield done
             done += 1
@@ -118,9 +104,9 @@ class RankMeasurer:
 
     def attention(self) -> list[list[float]]:
         """Times the calls in turn; long ones less often."""
-        samples: list[list[float]] = [[] for _ in self._asked.cases]
+        samples: list[list[float]] = [[] for _ in self._task.cases]
         for turn in self._rounds("attention"):
-            for case, taken in zip(self._asked.cases, samples, strict=True):
+            for case, taken in zip(self._task.cases, samples, strict=True):
                 if turn < 2 or taken[-1] < _LONG_S:
                     taken.append(self._attention(case))
         return samples
@@ -130,8 +116,8 @@ class RankMeasurer:
         samples: dict[str, list[list[float]]] = {"alone": [], "busy": []}
         for _ in self._rounds("shared"):
             for kind, taken in samples.items():
-                measures = kind == "busy" or self._asked.rank == 0
-                taken.append([self._attention(case) for case in self._asked.cases if measures])
+                measures = kind == "busy" or self._task.rank == 0
+                taken.append([self._attention(case) for case in self._task.cases if measures])
                 self._comm.largest([0], kind)
         return samples
 
@@ -145,7 +131,7 @@ class RankMeasurer:
             memory = torch.cuda.get_device_properties(self._device).total_memory
             rates["memory"] = [float(memory)]
         for _ in self._rounds("products"):
-            for name in dict.fromkeys(case.dtype for case in self._asked.cases):
+            for name in dict.fromkeys(case.dtype for case in self._task.cases):
                 rates.setdefault(name, []).append(self._product(torch_dtype(name)))
             copied = self._sample(lambda: into.copy_(source))
             rates.setdefault("copy", []).append(2.0 * size / copied)
@@ -164,13 +150,13 @@ class RankMeasurer:
     def hops(self) -> dict[str, list[list[float]]]:
         """Times hops around the ring: each rank sends two tensors to the next."""
         timer = HopTimer(self._comm, self._device)
-        chunks = list(map(timer.chunk, self._asked.sizes))
+        chunks = list(map(timer.chunk, self._task.sizes))
         return self._clocked("hops", 3, lambda: map(timer.sample, chunks))
 
     def rings(self) -> dict[str, list[list[float]]]:
         """Times both passes of whole rings."""
-        context = RankContext(self._asked.rank, self._device, dist.group.WORLD)
-        configs = [TrialConfig.from_dict(ring) for ring in self._asked.rings]
+        context = RankContext(self._task.rank, self._device, dist.group.WORLD)
+        configs = [TrialConfig.from_dict(ring) for ring in self._task.rings]
         rings = [(config, latency.shards(config, context)) for config in configs]
         samples = self._clocked("rings", 5, lambda: (self._ring(*ring, context) for ring in rings))
         return {kind: rounds[1:] for kind, rounds in samples.items()}  # the first one warms up
@@ -232,7 +218,7 @@ def main() -> None:
     fields = json.loads(sys.argv[1])
     os.environ["RINGRAY_TUNED"] = "0"
     cases = tuple(TimedCall(*case) for case in fields["cases"])
-    measurer = RankMeasurer(Asked(**fields | {"cases": cases}))
+    measurer = RankMeasurer(RankTask(**fields | {"cases": cases}))
     print(json.dumps({part: getattr(measurer, part)() for part in fields["parts"]}))
     with suppress(Exception):  # the others may have ended
         dist.destroy_process_group()

@@ -101,7 +101,7 @@ def test_rings_tell_what_steps_messages_and_bytes_take() -> None:
 
 @pytest.mark.parametrize("shape", ["causal", "full", "stepped"])
 def test_flops_count_what_a_call_sees(shape: str) -> None:
-    case = ("float32", 16, "backward", shape, 96, 3, 1)
+    case = machine.TimedCall("float32", 16, "backward", shape, 96, 3)
     assert machine._flops(case) == rank.ends(shape, 96).sum() * 3 * 16 * 10
 
 
@@ -118,10 +118,10 @@ def test_calls_compute_without_overflow(direction: str, shape: str) -> None:
 
 
 def test_a_rank_alone_times_its_parts() -> None:
-    cases = tuple(rank.TimedCall(*case) for case in TINY.alone())
+    cases = tuple(TINY.alone())
     parts = {"attention": 0.0, "products": 0.0, "rings": 0.0, "shared": 0.0}
     rings = tuple(one.as_dict() for one in machine._rings(TINY, 1))
-    asked = rank.Asked(parts, 0, 1, "", "cpu", cases, TINY.hops, rings)
+    asked = rank.RankTask(parts, 0, 1, "", "cpu", cases, TINY.hops, rings)
     measurer = rank.RankMeasurer(asked)
     found = {part: getattr(measurer, part)() for part in parts}
     assert [len(taken) for taken in found["attention"]] == [3] * len(cases)
