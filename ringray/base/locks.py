@@ -174,7 +174,7 @@ class Folder:
         self.path, self._note, self._births = path, note, dict[str, float]()
 
     @classmethod
-    def of(cls, note: Path, text: str) -> Folder | None:
+    def from_note(cls, note: Path, text: str) -> Folder | None:
         """Returns what a note names; None if it is of another machine. Raises ValueError."""
         fields = json.loads(text)
         try:
@@ -275,7 +275,7 @@ def remove_folders() -> None:
             if (file := _locked(note)) is not None:
                 with file:
                     ours = os.fstat(file.fileno()).st_uid == os.geteuid()
-                    if ours and (folder := Folder.of(note, file.read())):
+                    if ours and (folder := Folder.from_note(note, file.read())):
                         folder.clear()
 
 

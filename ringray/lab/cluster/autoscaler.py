@@ -38,7 +38,7 @@ def reach(present: Capacity) -> Capacity | None:
     config = _ask()
     if config is None:
         return None
-    return capacity.of_config(config, present) if config else present
+    return capacity.from_config(config, present) if config else present
 
 
 def _ask() -> Config:
@@ -72,11 +72,11 @@ def look(port: str) -> Config:
         if options.get("--gcs-address", "").rpartition(":")[2] != port:
             continue
         path = options.get("--autoscaling-config")
-        return {} if path is None else _of_file(Path(path).expanduser())
-    return _of_kubernetes()
+        return {} if path is None else _from_file(Path(path).expanduser())
+    return _from_kubernetes()
 
 
-def _of_file(path: Path) -> Config:
+def _from_file(path: Path) -> Config:
     import yaml
 
     with suppress(OSError, ValueError, yaml.YAMLError):
@@ -86,7 +86,7 @@ def _of_file(path: Path) -> Config:
     return None
 
 
-def _of_kubernetes() -> Config:
+def _from_kubernetes() -> Config:
     """Reads the RayCluster of this pod. KubeRay names it in the environment, and lets the head's
     service account read it if the autoscaler runs beside the head."""
     name, space = os.environ.get("RAY_CLUSTER_NAME"), os.environ.get("RAY_CLUSTER_NAMESPACE")
@@ -100,20 +100,14 @@ def _of_kubernetes() -> Config:
 
 @dataclass(frozen=True)
 class AutoscalerVerdict:
-    """The autoscaler's decision on a waiting placement group.
+    """The autoscaler's decision on a waiting placement group."""
 
-    ``starting``: number of nodes that start, by type; ``failed``: the reason by type that could not
-    be started; ``refused``: the autoscaler finds no nodes for the group; ``busy``: other work uses
-    the cluster; ``version``: of the cluster's state that it used, which grows with each round;
-    ``booting``: some of those that start are there and boot.
-    """
-
-    starting: Mapping[str, int]
-    failed: Mapping[str, str]
-    refused: bool
-    busy: bool
-    version: int
-    booting: bool = False
+    starting: Mapping[str, int]  # number of nodes that start, by type
+    failed: Mapping[str, str]  # the reason, by type that could not be started
+    refused: bool  # it finds no nodes for the group
+    busy: bool  # other work uses the cluster
+    version: int  # of the cluster's state that it used, which grows with each round
+    booting: bool = False  # some of those that start are there and boot
 
     @property
     def hopeless(self) -> bool:

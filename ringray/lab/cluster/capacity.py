@@ -19,13 +19,12 @@ _ROUNDING = 1e-6  # resources may be fractions
 
 @dataclass(frozen=True)
 class Placement:
-    """The needs of each rank of a ring. ``device``: cpu or cuda; ``bundle``: Ray resources;
-    ``memory``: bytes that it may use beyond its usage at the start, None without a limit."""
+    """The needs of each rank of a ring."""
 
-    device: str
-    strategy: str
-    bundle: tuple[tuple[str, float], ...]
-    memory: int | None = None
+    device: str  # cpu or cuda
+    strategy: str  # PACK, SPREAD, STRICT_PACK or STRICT_SPREAD, as Ray's placement groups
+    bundle: tuple[tuple[str, float], ...]  # Ray resources
+    memory: int | None = None  # bytes beyond its usage at the start, None without a limit
 
 
 def counts(resources: Mapping[str, float]) -> list[str]:
@@ -35,15 +34,12 @@ def counts(resources: Mapping[str, float]) -> list[str]:
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes that are alike: the resources of each, and the most that there can be (None: no limit).
-
-    ``head``: the cluster's head node, which a limit on workers does not count.
-    """
+    """Nodes that are alike."""
 
     name: str
-    resources: Mapping[str, float] = field(default_factory=dict)
-    most: int | None = 1
-    head: bool = False
+    resources: Mapping[str, float] = field(default_factory=dict)  # of each
+    most: int | None = 1  # nodes that there can be, None without a limit
+    head: bool = False  # the cluster's head node, which a limit on workers does not count
 
     def ranks(self, bundle: Mapping[str, float]) -> int:
         """Returns how many ranks, with a bundle each, one such node holds."""
@@ -58,10 +54,10 @@ class NodeGroup:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The nodes of a cluster. ``most``: workers of all groups together, None without a limit."""
+    """The nodes of a cluster."""
 
     groups: tuple[NodeGroup, ...]
-    most: int | None = None
+    most: int | None = None  # workers of all groups together, None without a limit
 
     def has(self, name: str) -> bool:
         """Returns whether a node can have at least 1 of a resource."""
@@ -74,7 +70,7 @@ class Capacity:
 
         Args:
             bundle: Ray resources of one rank.
-            strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD, as Ray's placement groups.
+            strategy: as in :class:`Placement`.
         """
         possible = [group for group in self.groups if self._can_be(group)]
         holding = [(ranks, group) for group in possible if (ranks := group.ranks(bundle))]
@@ -108,7 +104,7 @@ class Capacity:
         return text
 
 
-def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Capacity:
+def from_nodes(nodes: Iterable[Mapping[str, Any]]) -> Capacity:
     """Makes the capacity of ``ray.nodes()``: nodes with the same resources are one group."""
     living = [node["Resources"] for node in nodes if node["Alive"]]
     alike = Counter(
@@ -121,7 +117,7 @@ def of_nodes(nodes: Iterable[Mapping[str, Any]]) -> Capacity:
     return Capacity(tuple(groups))
 
 
-def of_config(config: Mapping[str, Any], present: Capacity) -> Capacity:
+def from_config(config: Mapping[str, Any], present: Capacity) -> Capacity:
     """Makes the capacity of an autoscaler's configuration and the present head.
 
     Args:

@@ -15,7 +15,7 @@ from ringray.base import signals
 from ringray.base.deadline import within
 from ringray.base.errors import PlaceError, reason_of
 from ringray.lab.cluster import access, embedded, ray_private
-from ringray.lab.cluster.capacity import of_nodes
+from ringray.lab.cluster.capacity import from_nodes
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.watch import LOST_S, ClusterWatch
 
@@ -63,7 +63,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
             import ray
 
             from ringray.lab.cluster import autoscaler
-        present = of_nodes(_asked(address, CALL_S, ray.nodes))
+        present = from_nodes(_asked(address, CALL_S, ray.nodes))
         yield Cluster(local, present, None if local else lambda: autoscaler.reach(present))
     finally:
         with signals.blocked():

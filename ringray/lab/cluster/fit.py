@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ringray.lab.cluster.capacity import Capacity, Placement, of_nodes
+from ringray.lab.cluster.capacity import Capacity, Placement, from_nodes
 from ringray.lab.plan.pruning import Reason, unfit
 from ringray.lab.trial.config import TrialConfig
 
@@ -111,7 +111,7 @@ class Cluster:
         import ray
 
         lost = set(without)
-        there = of_nodes(node for node in ray.nodes() if node["NodeID"] not in lost)
+        there = from_nodes(node for node in ray.nodes() if node["NodeID"] not in lost)
         return self._largest(there, config) >= config.ring.size
 
     def refusal(self, config: TrialConfig) -> Reason | None:

@@ -24,11 +24,11 @@ _DATA = (".yaml", ".html", ".css", ".js")
 
 @dataclass(frozen=True)
 class Shipment:
-    """A folder to send. ``spec``: the spec's path in it; ``size``: bytes before compression."""
+    """A folder to send."""
 
     folder: Path
-    spec: str
-    size: int
+    spec: str  # its path in the folder, "" without one
+    size: int  # bytes before compression
 
 
 def _left_here(folder: str, names: list[str]) -> list[str]:

@@ -44,17 +44,14 @@ _NO_COMMAND = (126, 127)  # exit codes of a shell that cannot start a command
 
 @dataclass(frozen=True)
 class Job:
-    """One attempt at a sweep on a cluster, as Ray's job server reports it.
-
-    ``digest`` and ``name`` are the sweep's, ``code`` is the digest of the source that it runs;
-    ``status``, ``exit_code``, ``error`` and ``message`` are Ray's.
-    """
+    """One attempt at a sweep on a cluster, as Ray's job server reports it."""
 
     id: str
-    digest: str
-    name: str
+    digest: str  # of the sweep
+    name: str  # of the sweep
     attempt: int
-    code: str
+    code: str  # digest of the source that it runs
+    # The others are Ray's.
     status: str
     exit_code: int | None = None
     error: str | None = None

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringray.lab.cluster.capacity import Capacity, NodeGroup, Placement, of_nodes
+from ringray.lab.cluster.capacity import Capacity, NodeGroup, Placement, from_nodes
 
 Nodes = Callable[[], Sequence[Mapping[str, Any]]]  # as ray.nodes()
 
@@ -32,7 +32,7 @@ class Machines:
         is not to ``avoid``."""
         if wanted.device != "cuda" or wanted.strategy != "PACK":
             return wanted
-        present = of_nodes(node for node in self._alive() if node["NodeID"] not in avoid)
+        present = from_nodes(node for node in self._alive() if node["NodeID"] not in avoid)
         within = present.ranks(dict(wanted.bundle), "STRICT_PACK") >= size
         return replace(wanted, strategy="STRICT_PACK") if within else wanted
 

@@ -23,22 +23,16 @@ from ringray.lab.trial.outcome import NOT_REQUESTED, NOT_TRIED, Kept, TrialInfo,
 
 @dataclass(frozen=True)
 class Resume:
-    """The state of a sweep before its first trial runs. All mappings have trial keys.
-
-    ``rows``: what the store holds; ``done``: rows that stand; ``earlier``: numbers of those among
-    them that are not current in the store; ``unasked``: points that a completed search left out,
-    None of any other; ``to_do``: whether a trial is left to measure; ``pruned``: reasons of trials
-    that are not measured; ``again``: no row stands because the user asks so.
-    """
+    """The state of a sweep before its first trial runs. All mappings have trial keys."""
 
     plan: Plan
-    rows: Mapping[str, TrialRow]
-    done: Mapping[str, TrialRow]
-    earlier: Mapping[str, int]
-    unasked: frozenset[str] | None
-    to_do: bool
-    pruned: Mapping[str, str]
-    again: bool = False
+    rows: Mapping[str, TrialRow]  # what the store holds
+    done: Mapping[str, TrialRow]  # rows that stand
+    earlier: Mapping[str, int]  # numbers of those among them that are not current in the store
+    not_requested: frozenset[str] | None  # left out by a completed search, None of any other
+    to_do: bool  # a trial is left to measure
+    pruned: Mapping[str, str]  # reasons of trials that are not measured
+    again: bool = False  # no row stands because the user asks so
 
     @classmethod
     def of(
@@ -51,17 +45,17 @@ class Resume:
         """
         rows = {row.key: row for row in store.trials(plan.digest)}
         done, earlier = ({}, {}) if again else _standing(plan, store, rows, environment)
-        unasked = None
+        not_requested = None
         if rows and not again and store.find(plan.digest).status in ("complete", "failed"):
             left_out = {NOT_REQUESTED} if plan.everything else {NOT_REQUESTED, str(BEATEN)}
-            unasked = frozenset(key for key, row in rows.items() if row.reason in left_out)
-        schedule = Schedule(plan, {}, done, unasked)
+            not_requested = frozenset(key for key, row in rows.items() if row.reason in left_out)
+        schedule = Schedule(plan, {}, done, not_requested)
         to_do = schedule.next() is not None
         measured = {key for key, row in rows.items() if row.status not in (None, "pruned")}
         pruned = {t.key: str(t.pruned) for t in plan.trials if t.pruned and t.key not in measured}
         if not to_do:
-            pruned |= {trial.key: NOT_REQUESTED for trial in schedule.unasked()}
-        return cls(plan, rows, done, earlier, unasked, to_do, pruned, again)
+            pruned |= {trial.key: NOT_REQUESTED for trial in schedule.not_requested()}
+        return cls(plan, rows, done, earlier, not_requested, to_do, pruned, again)
 
     def on(self, cluster: Cluster) -> Resume:
         """Returns the same with the trials pruned that ``cluster`` can never run.
@@ -73,7 +67,7 @@ class Resume:
 
     def schedule(self) -> Schedule:
         """Returns the search over the trials that are left."""
-        return Schedule(self.plan, self.pruned, self.done, self.unasked)
+        return Schedule(self.plan, self.pruned, self.done, self.not_requested)
 
     def infos(self) -> list[TrialInfo]:
         """Returns all trials as the store takes them."""

@@ -61,8 +61,8 @@ class Schedule:
         plan: every point that may be measured, and the search.
         refused: keys of points that the cluster cannot run.
         done: results of earlier runs, by key.
-        unasked: points that a completed search left out, None of any other. A study does not begin
-            again if all its other points are done.
+        not_requested: points that a completed search left out, None of any other. A study does not
+            begin again if all its other points are done.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Schedule:
         plan: Plan,
         refused: Mapping[str, str],
         done: Mapping[str, TrialRow],
-        unasked: Collection[str] | None = None,
+        not_requested: Collection[str] | None = None,
     ) -> None:
         self._objectives = plan.spec.search.objectives
         self._returns = plan.spec.trial_kind.searchable
@@ -80,8 +80,8 @@ class Schedule:
         self._beaten = Counter(problem_of(trial) for trial in beaten)
         self._studies = [self._study(plan, group) for group in studies(trials)]
         self._of = {key: study for study in self._studies for key in study.trials}
-        over = {*done, *(unasked or ())}
-        self._open = [x for x in self._studies if unasked is None or x.trials.keys() - over]
+        over = {*done, *(not_requested or ())}
+        self._open = [x for x in self._studies if not_requested is None or x.trials.keys() - over]
         self._left = [study for study in self._studies if study not in self._open]
 
     def _study(self, plan: Plan, trials: Sequence[Trial]) -> _Study:
@@ -133,7 +133,7 @@ class Schedule:
         study.out -= 1
         study.answer(key, score_of(outcome, self._objectives, work.repeats))
 
-    def unasked(self) -> list[Trial]:
+    def not_requested(self) -> list[Trial]:
         """Returns the points without a result of studies that ended since the last call."""
         ended, self._left = self._left, []
         return [t for study in ended for key, t in study.trials.items() if key not in self._results]

@@ -44,7 +44,7 @@ class StudyResult:
     trials: tuple[Trial, ...]
     best: str | None
     front: tuple[str, ...]
-    unasked: tuple[str, ...]
+    not_requested: tuple[str, ...]
     runs: int
     ranking: Ranking
     default: str | None = None
@@ -101,10 +101,10 @@ def outcome_of(
     better = best is not None and len(scores) > 1
     if better and best and default:
         better = rank([ranked[best], ranked[default]], objectives[0]).winner == best != default
-    unasked = tuple(trial.key for trial in trials if trial.key not in results)
+    not_requested = tuple(trial.key for trial in trials if trial.key not in results)
     runs = sum(runs_of(results[trial.key]) for trial in trials if trial.key in results)
     front = tuple(next(layers(among, scores.__getitem__), []))
-    return StudyResult(tuple(trials), best, front, unasked, runs, ranking, default, better)
+    return StudyResult(tuple(trials), best, front, not_requested, runs, ranking, default, better)
 
 
 def refused_and_ended(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]]:

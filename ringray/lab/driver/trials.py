@@ -106,8 +106,8 @@ class TrialRunner:
             self._summary.measured += 1
             self._record(work.trial, outcome)
             schedule.tell(work, outcome)
-            self._leave_out(schedule.unasked())
-        self._leave_out(schedule.unasked())
+            self._leave_out(schedule.not_requested())
+        self._leave_out(schedule.not_requested())
         self.close()
 
     def _leave_out(self, trials: list[Trial]) -> None:

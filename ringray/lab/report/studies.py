@@ -25,7 +25,7 @@ def lines(plan: Plan, rows: Sequence[TrialRow], studies: Sequence[StudyResult]) 
     texts = []
     for study in studies:
         name = _problem(plan, study)
-        asked = len(study.trials) - len(study.unasked)
+        asked = len(study.trials) - len(study.not_requested)
         full = len(study.trials) * plan.spec.measure.repeats
         took = f"{asked} of {len(study.trials)} points, {study.runs} of {full} runs"
         if len(study.trials) <= LEAST and not METHODS[plan.spec.search.method].exhaustive:

@@ -20,15 +20,14 @@ _MOST = 1 << 24  # bytes of the file that are read
 
 @dataclass
 class DriverState:
-    """``pid``: the driver's; ``began``: Unix time in seconds; ``done``: keys of the trials that it
-    need not measure, None until that is known; ``running``: attempt, and Unix time of its begin, by
-    trial key; ``notes``: the latest, each with its number from 1."""
+    """The work of a driver at one moment."""
 
     pid: int
-    began: float
-    done: list[str] | None = None
+    began: float  # Unix time in seconds
+    done: list[str] | None = None  # keys of trials that it need not measure, None until known
+    #: Attempt, and Unix time of its begin, by trial key.
     running: dict[str, tuple[int, float]] = field(default_factory=dict)
-    notes: list[tuple[int, str]] = field(default_factory=list)
+    notes: list[tuple[int, str]] = field(default_factory=list)  # the latest; numbers begin at 1
 
 
 _FORM = TypeAdapter(DriverState)

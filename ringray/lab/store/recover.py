@@ -43,25 +43,23 @@ Recording = tuple[str, int]  # key of a trial, and number in its sweep: 0 until 
 
 @dataclass(frozen=True)
 class Saved:
-    """One sweep: numbers of saved and ended trials and of earlier measurements. ``lost``: keys of
-    ended trials that cannot be read; ``lost_others``: number of lost measurements of other trials;
-    ``nameless``: the sweep's own row is lost."""
+    """What was saved of one sweep."""
 
     digest: str
     name: str
     trials: int
-    ended: int
-    lost: tuple[str, ...]
-    nameless: bool
-    earlier: int
-    lost_others: int
+    ended: int  # of these trials
+    lost: tuple[str, ...]  # keys of ended trials that cannot be read
+    nameless: bool  # the sweep's own row is lost
+    earlier: int  # saved earlier measurements
+    lost_others: int  # lost measurements of trials that are not lost
 
 
 @dataclass(frozen=True)
 class Recovered:
-    """The result. ``aside``: the new path of the damaged file; None if the store was whole."""
+    """The result."""
 
-    aside: Path | None
+    aside: Path | None  # the new path of the damaged file; None if the store was whole
     sweeps: tuple[Saved, ...]
 
 

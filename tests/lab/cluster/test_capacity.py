@@ -91,7 +91,7 @@ def test_fractions_of_a_resource_add_up() -> None:
 
 
 def test_nodes_that_are_alike_are_one_group() -> None:
-    present = capacity.of_nodes(
+    present = capacity.from_nodes(
         [node(**{HEAD: 1.0}), node(**GPU), node(**GPU), node(False, **GPU), node(CPU=8.0)]
     )
     assert str(present) == "2 × node (1 CPU, 1 GPU), 1 × node (8 CPU)"
@@ -100,14 +100,14 @@ def test_nodes_that_are_alike_are_one_group() -> None:
 
 
 def test_a_configuration_offers_its_workers_and_the_head_that_there_is() -> None:
-    found = capacity.of_config(CONFIG, EMPTY)
+    found = capacity.from_config(CONFIG, EMPTY)
     assert (found.ranks(GPU), found.ranks({"CPU": 1.0}), found.has("GPU")) == (4, 4, True)
     assert str(found) == "4 × gpu (1 CPU, 1 GPU)"
     head = Capacity((NodeGroup("head", {"CPU": 8.0}, 1, head=True),))
-    assert capacity.of_config(CONFIG, head).ranks({"CPU": 1.0}) == 12
+    assert capacity.from_config(CONFIG, head).ranks({"CPU": 1.0}) == 12
     # Nodes that run already are the autoscaler's own: they are not offered twice.
     grown = Capacity((*EMPTY.groups, NodeGroup("node", GPU, 4)))
-    assert capacity.of_config(CONFIG, grown).ranks(GPU) == 4
+    assert capacity.from_config(CONFIG, grown).ranks(GPU) == 4
 
 
 def test_types_without_a_number_share_that_of_the_cluster() -> None:
@@ -116,14 +116,14 @@ def test_types_without_a_number_share_that_of_the_cluster() -> None:
         "large": {"resources": {"CPU": 8, "GPU": 8}, "node_config": {}},
         "small": {"resources": GPU, "node_config": {}, "max_workers": 2},
     }
-    found = capacity.of_config(
+    found = capacity.from_config(
         {"max_workers": 3, "head_node_type": "head", "available_node_types": types}, EMPTY
     )
     assert found.ranks(GPU) == 24
     assert str(found).endswith("at most 3 workers in all")
     alone = {"max_workers": 3, "available_node_types": {"all": types["small"]}}
-    assert capacity.of_config(alone, EMPTY).ranks(GPU) == 2
-    assert str(capacity.of_config({}, EMPTY)) == "1 × head (no CPU, no GPU)"
+    assert capacity.from_config(alone, EMPTY).ranks(GPU) == 2
+    assert str(capacity.from_config({}, EMPTY)) == "1 × head (no CPU, no GPU)"
 
 
 # Refusals
@@ -134,7 +134,7 @@ def growing() -> tuple[Cluster, list[int]]:
 
     def reach() -> Capacity:
         asked.append(1)
-        return capacity.of_config(CONFIG, EMPTY)
+        return capacity.from_config(CONFIG, EMPTY)
 
     return Cluster(False, EMPTY, reach), asked
 

@@ -64,7 +64,7 @@ def test_it_grows_from_a_head_without_work(name: str) -> None:
     ("name", "largest"), [("aws", 2 * 8 + 2), ("gcp", 2 * 8 + 2), ("local-autoscaling", 4)]
 )
 def test_ringray_reads_what_it_offers(name: str, largest: int) -> None:
-    assert capacity.of_config(read(name), HEAD).ranks(GPU) == largest
+    assert capacity.from_config(read(name), HEAD).ranks(GPU) == largest
 
 
 def node_of(name: str, kind: str) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_rays_autoscaler_reads_gpu_groups_that_start_at_nothing(name: str) -> No
     assert [given["min_workers"] for given in workers] == [0, 0, 0, 0]
     assert [given["max_workers"] for given in workers] == [8, 2, 0, 0]
     assert [given["resources"]["GPU"] for given in workers] == [1, 8, 8, 8]
-    assert capacity.of_config(config, HEAD).ranks(GPU) == 8 * 1 + 2 * 8
+    assert capacity.from_config(config, HEAD).ranks(GPU) == 8 * 1 + 2 * 8
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

@@ -144,14 +144,14 @@ def test_what_the_store_holds_is_not_measured_again(method: str) -> None:
     left = {t.key for t in made.runnable} - set(done)
     again = Schedule(made, {}, as_rows(done))
     assert again.next() is None
-    assert {trial.key for trial in again.unasked()} == left
-    assert again.unasked() == []
+    assert {trial.key for trial in again.not_requested()} == left
+    assert again.not_requested() == []
     # Nor where it would be asked for something else today.
     for result in done.values():
         result.metrics["peak_memory_bytes"] = 1.0  # type: ignore[index]
     over = Schedule(made, {}, as_rows(done), left)
     assert over.next() is None
-    assert {trial.key for trial in over.unasked()} == left
+    assert {trial.key for trial in over.not_requested()} == left
     assert [_said(one) for one in over.found()] == [_said(one) for one in again.found()]
 
 

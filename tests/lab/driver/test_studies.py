@@ -129,7 +129,7 @@ def test_a_sweep_that_is_over_keeps_what_it_found_however_it_came_to_it(method: 
     kept = result.entries(made, rows(made, lambda t: 1.0 + order(t) if t in some else None))
     assert len(kept) == 1
     studies = found(made, rows(made, lambda t: 1.0 if t in some else None), over=True)
-    assert [len(study.trials) - len(study.unasked) for study in studies] == [
+    assert [len(study.trials) - len(study.not_requested) for study in studies] == [
         sum(trial in some for trial in study.trials) for study in studies
     ]
 
