@@ -38,7 +38,7 @@ class NodeGroup:
 
     name: str
     resources: Mapping[str, float] = field(default_factory=dict)  # of each
-    most: int | None = 1  # nodes that there can be, None without a limit
+    limit: float = 1  # nodes that there can be
     head: bool = False  # the cluster's head node, which a limit on workers does not count
 
     def ranks(self, bundle: Mapping[str, float]) -> int:
@@ -48,7 +48,7 @@ class NodeGroup:
 
     def __str__(self) -> str:
         has = ", ".join(counts(self.resources)) or "no CPU, no GPU"
-        many = "any number of" if self.most is None else f"{self.most} ×"
+        many = "any number of" if self.limit == math.inf else f"{self.limit} ×"
         return f"{many} {self.name} ({has})"
 
 
@@ -57,7 +57,7 @@ class Capacity:
     """The nodes of a cluster."""
 
     groups: tuple[NodeGroup, ...]
-    most: int | None = None  # workers of all groups together, None without a limit
+    worker_limit: float = math.inf  # of all groups together
 
     def has(self, name: str) -> bool:
         """Returns whether a node can have at least 1 of a resource."""
@@ -80,10 +80,10 @@ class Capacity:
             holding = [(1, group) for _, group in holding]
         # If workers are limited, those that hold the most ranks come first.
         holding.sort(key=lambda pair: -pair[0])
-        workers = math.inf if self.most is None else self.most
+        workers = self.worker_limit
         total = 0.0
         for ranks, group in holding:
-            nodes = math.inf if group.most is None else float(group.most)
+            nodes = group.limit
             if not group.head:
                 nodes = min(nodes, workers)
                 workers -= nodes
@@ -91,16 +91,15 @@ class Capacity:
         return total
 
     def _can_be(self, group: NodeGroup) -> bool:
-        return group.most != 0 and (group.head or self.most != 0)
+        return group.limit != 0 and (group.head or self.worker_limit != 0)
 
     def __str__(self) -> str:
         there = [group for group in self.groups if self._can_be(group)]
         # A head that holds no rank is shown only if there is nothing else.
         shown = [group for group in there if not group.head or group.resources.get("CPU")] or there
         text = ", ".join(map(str, shown)) or "no nodes"
-        limits = [group.most for group in there if not group.head]
-        if self.most is not None and (None in limits or sum(filter(None, limits)) > self.most):
-            text += f", at most {self.most} workers in all"
+        if sum(group.limit for group in there if not group.head) > self.worker_limit:
+            text += f", at most {self.worker_limit} workers in all"
         return text
 
 
@@ -124,12 +123,12 @@ def from_config(config: Mapping[str, Any], present: Capacity) -> Capacity:
         config: as the autoscaler reads it: the YAML of ``ray up``, or a RayCluster in that form.
         present: the present nodes; the head counts with its real resources.
     """
-    limit = config.get("max_workers")
+    worker_limit = config.get("max_workers", math.inf)
     types: Mapping[str, Any] = config.get("available_node_types") or {}
     head = config.get("head_node_type") or (next(iter(types)) if len(types) == 1 else None)
     groups = [group for group in present.groups if group.head]
     for name, kind in types.items():
         resources = {key: float(value) for key, value in (kind.get("resources") or {}).items()}
-        most = kind.get("max_workers", 0 if name == head else limit)
-        groups.append(NodeGroup(name, resources, most))
-    return Capacity(tuple(groups), limit)
+        limit = kind.get("max_workers", 0 if name == head else worker_limit)
+        groups.append(NodeGroup(name, resources, limit))
+    return Capacity(tuple(groups), worker_limit)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ringray.lab.plan.plan import Plan
 
 
-MOST = 64  # rings side by side, of which each has a thread
+MOST_RINGS = 64  # rings side by side, of which each has a thread
 
 
 class Cluster:
@@ -58,12 +58,12 @@ class Cluster:
         """Returns whether the trial's ring is known to find a place in the end."""
         return self._here(config) or self.reach is not None
 
-    def exact(self, config: TrialConfig) -> bool:
+    def needs_exact_size(self, config: TrialConfig) -> bool:
         """Returns whether a ring must not have more ranks than the trial: idle GPUs cost, and so do
         nodes that a cluster would give back."""
         return self.device(config.ring.device) == "cuda" or self.reach != self.present
 
-    def most(self, config: TrialConfig) -> float:
+    def most_rings(self, config: TrialConfig) -> float:
         """Returns how many rings like the trial's can work side by side, each on machines of its
         own; of GPU rings as many as they have room on one. Infinite without a limit."""
         placement, size = self.placement(config), config.ring.size
@@ -73,8 +73,7 @@ class Cluster:
         nodes: dict[int, float] = {}  # by the ranks of each
         for group in offer.groups:
             ranks = group.ranks(dict(placement.bundle))
-            count = math.inf if group.most is None else group.most
-            count = count if group.head or offer.most is None else min(count, offer.most)
+            count = group.limit if group.head else min(group.limit, offer.worker_limit)
             nodes[ranks] = nodes.get(ranks, 0) + count
         rings = 0.0
         for ranks, count in nodes.items():
@@ -92,25 +91,25 @@ class Cluster:
             SpecError: the spec wants more than fit.
         """
         configs, wanted = [trial.config for trial in plan.runnable], plan.spec.ring.concurrent
-        most = max(map(self.most, configs), default=1.0)
+        most = max(map(self.most_rings, configs), default=1.0)
         settled = self.reach == self.present and not self.present.has("GPU")
         if most > 1 and settled and len(self._hosts()) == 1:
             most = 1
         if wanted is not None and wanted > max(1, most):
             text = f"got {wanted}, expected at most {max(1, most):g}: more rings do not fit here"
             raise plan.spec.error("ring.concurrent", text)
-        return int(max(1, min(most, len(configs), wanted or MOST)))
+        return int(max(1, min(most, len(configs), wanted or MOST_RINGS)))
 
     def _hosts(self) -> set[str]:
         import ray
 
         return {node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
 
-    def spare(self, config: TrialConfig, without: Iterable[str]) -> bool:
+    def fits_without(self, config: TrialConfig, nodes: Iterable[str]) -> bool:
         """Returns whether the trial's ring fits on the present nodes without some (Ray's ids)."""
         import ray
 
-        lost = set(without)
+        lost = set(nodes)
         there = from_nodes(node for node in ray.nodes() if node["NodeID"] not in lost)
         return self._largest(there, config) >= config.ring.size
 

@@ -271,7 +271,7 @@ class TrialRunner:
         """Avoids a node on which rings fail, unless the trial's ring fits nowhere else."""
         if not self._quarantine.failed(fault):
             return
-        if self._cluster.spare(config, (*self._quarantine.nodes, fault.node_id)):
+        if self._cluster.fits_without(config, (*self._quarantine.nodes, fault.node_id)):
             self._quarantine.add(fault.node_id)
             why = "it is lost"
             if fault.kind not in GONE:

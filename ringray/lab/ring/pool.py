@@ -136,7 +136,7 @@ class RingPool:
         return ring.capacity == size if self._exact(config) else ring.capacity >= size
 
     def _exact(self, config: TrialConfig) -> bool:
-        return self._machines is not None or self._cluster.exact(config)
+        return self._machines is not None or self._cluster.needs_exact_size(config)
 
     def rest(self) -> None:
         """Starts the idle time of the ring, which the next trial ends."""

@@ -39,7 +39,7 @@ def config(ring: str, **changes: str) -> Any:
 
 def brute(groups: tuple[NodeGroup, ...], most: int, bundle: dict[str, float], strategy: str) -> int:
     """The largest ring over every choice of at most ``most`` workers."""
-    nodes = [group for group in groups for _ in range(group.most or 0)]
+    nodes = [group for group in groups for _ in range(int(group.limit))]
     best = 0
     for chosen in range(2 ** len(nodes)):
         here = [one for at, one in enumerate(nodes) if chosen >> at & 1]
@@ -76,11 +76,11 @@ def test_the_largest_ring_is_that_of_the_best_choice_of_nodes(strategy: str) -> 
 
 
 def test_without_a_limit_any_ring_fits() -> None:
-    endless = Capacity((NodeGroup("gpu", GPU, None),))
+    endless = Capacity((NodeGroup("gpu", GPU, math.inf),))
     assert endless.ranks(GPU) == math.inf
     assert endless.ranks(GPU, "STRICT_PACK") == 1
     assert endless.ranks({"CPU": 2.0}) == 0
-    assert Capacity((NodeGroup("gpu", GPU, None),), 3).ranks(GPU) == 3
+    assert Capacity((NodeGroup("gpu", GPU, math.inf),), 3).ranks(GPU) == 3
 
 
 def test_fractions_of_a_resource_add_up() -> None:
@@ -191,7 +191,7 @@ def test_what_cannot_be_known_is_not_refused() -> None:
     far = config("{size: 64, device: cpu}")
     assert cluster.refusal(far) is None
     assert not cluster.will_fit(far)
-    assert cluster.exact(far)
+    assert cluster.needs_exact_size(far)
 
 
 @pytest.mark.parametrize(
@@ -205,4 +205,4 @@ def test_what_cannot_be_known_is_not_refused() -> None:
 def test_rings_hold_no_spare_ranks_where_nodes_could_go(
     cluster: Callable[[], Cluster], exact: bool
 ) -> None:
-    assert cluster().exact(config("{size: 2, device: cpu}")) is exact
+    assert cluster().needs_exact_size(config("{size: 2, device: cpu}")) is exact

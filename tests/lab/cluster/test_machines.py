@@ -85,8 +85,8 @@ def test_of_two_rings_that_are_placed_at_a_time_one_moves() -> None:
 def test_how_many_rings_work_side_by_side(ring: str, group: NodeGroup, most: int) -> None:
     text = f"version: 1\nname: a\nkind: latency\nring: {{{ring}}}\nproblem: {{seq_len: 64}}\n"
     (trial,) = build(parse(text)).trials
-    assert Cluster(False, Capacity((group,))).most(trial.config) == most
-    assert Cluster(True, Capacity((group,))).most(trial.config) == 1
+    assert Cluster(False, Capacity((group,))).most_rings(trial.config) == most
+    assert Cluster(True, Capacity((group,))).most_rings(trial.config) == 1
 
 
 @pytest.mark.parametrize(("wanted", "rings"), [("null", 3), ("2", 2), ("3", 3), ("4", None)])

@@ -154,7 +154,7 @@ class Failing:
 class Roomy(Cluster):
     """A cluster on which every ring fits without a node."""
 
-    def spare(self, config: Any, without: Any) -> bool:
+    def fits_without(self, config: Any, without: Any) -> bool:
         return True
 
 
