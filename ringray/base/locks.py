@@ -34,12 +34,15 @@ from ringray.base.errors import PlaceError, reason_of
 if TYPE_CHECKING:
     import psutil
 
-_NAMED = 1024  # bytes of a lease file, at most
+_LEASE_BYTES = 1024  # bytes of a lease file, at most
 _RETRY_S = 0.5  # seconds; `owner` may hold a free lock for a moment
 GRACE_S = 5.0  # seconds for processes to end after they were killed
 _BIRTH_S = 2.0  # seconds by which the birth of one process may seem to differ: clocks are adjusted
 RAY = "rr"  # the kind of the folder of an embedded Ray; short, because sockets lie in it
 _NAME = re.compile(rf"({RAY}|ringray|\.recovering|\.mlflow)-[0-9a-f]{{8}}")
+
+
+# Leases
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +54,12 @@ class Owner:
     since: str
 
     @property
-    def near(self) -> bool:
+    def is_local(self) -> bool:
         """True if it runs on this machine."""
         return self.host == socket.gethostname()
 
     def __str__(self) -> str:
-        return f"process {self.pid}" + ("" if self.near else f" on {self.host}")
+        return f"process {self.pid}" + ("" if self.is_local else f" on {self.host}")
 
 
 @contextmanager
@@ -74,8 +77,8 @@ def hold(
     me = Owner(os.getpid(), socket.gethostname(), str(time.time()))
     try:
         if (file := _acquire(path)) is None:
-            raise PlaceError(refusal(owner=_named(path) or Owner(0, "?", "")))
-        before = _named(path)
+            raise PlaceError(refusal(owner=_owner_in(path) or Owner(0, "?", "")))
+        before = _owner_in(path)
         file.truncate()
         print(me.pid, me.host, me.since, file=file, flush=True)
     except OSError as error:
@@ -84,34 +87,34 @@ def hold(
             "space, or use another store with --store FILE, on a file system with file locks"
         ) from error
     with file:
-        if before is not None and not before.near and note is not None:
+        if before is not None and not before.is_local and note is not None:
             note(f"{before} did not end this sweep; its lock is free, so this driver takes over")
         try:
-            yield lambda: _named(path) == me
+            yield lambda: _owner_in(path) == me
         finally:
             with suppress(OSError):
-                if _named(path) == me:
+                if _owner_in(path) == me:
                     path.unlink()
 
 
-def users(store: Path) -> list[Owner]:
+def live_owners(store: Path) -> list[Owner]:
     """Returns the live holders of all leases of a store."""
-    return [holder for path in _paths(store) if (holder := owner(path))]
+    return [holder for path in _lease_paths(store) if (holder := owner(path))]
 
 
 def killed_drivers(store: Path) -> list[Owner]:
     """Returns the drivers of this machine that were killed and whose lease files remain."""
-    drivers = [path for path in _paths(store) if path.name.endswith(".driver.lock")]
-    named = [_named(path) for path in drivers if owner(path) is None]
-    return [driver for driver in named if driver and driver.near]
+    drivers = [path for path in _lease_paths(store) if path.name.endswith(".driver.lock")]
+    named = [_owner_in(path) for path in drivers if owner(path) is None]
+    return [driver for driver in named if driver and driver.is_local]
 
 
 def remove_leases(store: Path) -> None:
     """Removes the lease files that killed processes of this machine left."""
-    for path in _paths(store):
+    for path in _lease_paths(store):
         with suppress(OSError):
-            holder = _named(path)
-            if holder and holder.near and (file := _locked(path)):
+            holder = _owner_in(path)
+            if holder and holder.is_local and (file := _locked(path)):
                 path.unlink()  # while it is locked: another process may be about to take it
                 file.close()
 
@@ -122,7 +125,7 @@ def lease_path(store: Path, digest: str, role: str) -> Path:
     return store.with_name(f".{store.name}.{digest[:12]}.{role}.lock")
 
 
-def _paths(store: Path) -> list[Path]:
+def _lease_paths(store: Path) -> list[Path]:
     store = store.resolve()
     return sorted(store.parent.glob(f".{glob.escape(store.name)}.*.lock"))
 
@@ -143,6 +146,7 @@ def _locked(path: Path) -> IO[str] | None:
     with suppress(BlockingIOError, FileNotFoundError), ExitStack() as stack:
         file = stack.enter_context(path.open("r+", encoding="utf-8"))
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The last holder may have removed the file before this process locked it.
         if os.path.samestat(os.fstat(file.fileno()), path.stat()):
             stack.pop_all()
             return file
@@ -152,19 +156,23 @@ def _locked(path: Path) -> IO[str] | None:
 def owner(path: Path) -> Owner | None:
     """Returns the live holder of a lease, or None."""
     with suppress(OSError), private_files.regular(path) as file:
-        try:
+        try:  # shared, so that readers do not take each other for the holder
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _named(path)
+            return _owner_in(path)
     return None
 
 
-def _named(path: Path) -> Owner | None:
+def _owner_in(path: Path) -> Owner | None:
+    """Returns the process that a lease file names, alive or not; None if it names none."""
     with suppress(OSError, ValueError):
         with private_files.regular(path) as file:
-            pid, host, since = file.read(_NAMED).decode().split()
+            pid, host, since = file.read(_LEASE_BYTES).decode().split()
         return Owner(int(pid), host, since)
     return None
+
+
+# Temporary folders
 
 
 class Folder:

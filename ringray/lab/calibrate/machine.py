@@ -298,6 +298,7 @@ def _handling(fields: Samples, configs: Sequence[TrialConfig], cores: Floats) ->
         on = Fleet(LOCAL, hardware, 1, RANKS)
         return np.array([cost_model.predict(config, on).time_ms / 1e3 for config in configs])
 
+    # Costs are linear in the three unknowns: the slope of each comes from one unit of it.
     without, unit, names = predicted(bare), 1e-6, list(_HANDLING)
     parts = {n: (predicted(bare.model_copy(update={n: unit})) - without) / unit for n in names}
     solved: Floats = np.zeros(0)

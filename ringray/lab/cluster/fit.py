@@ -77,6 +77,7 @@ class Cluster:
             nodes[ranks] = nodes.get(ranks, 0) + count
         rings = 0.0
         for ranks, count in nodes.items():
+            # Either whole rings lie on a node, or a ring takes several whole nodes.
             if ranks >= size and placement.strategy != "STRICT_SPREAD":
                 rings += count * (ranks // size if placement.device == "cuda" else 1)
             elif ranks and placement.strategy != "STRICT_PACK":

@@ -257,6 +257,7 @@ class JobLog:
     async def _tail(self) -> None:
         received, chunks = 0, self._client.tail_job_logs(self._id)
         while True:
+            # Not wait_for, which would end the generator when its time is up.
             coming = asyncio.ensure_future(anext(chunks))
             while not (await asyncio.wait({coming}, timeout=QUIET_S))[0]:
                 if self._silent():  # and the connection stays open
@@ -270,7 +271,7 @@ class JobLog:
                 if received:  # until now there was a connection
                     self.heard = time.monotonic()
                 raise PlaceError(reason_of(error)) from error
-            received += len(text)
+            received += len(text)  # each connection repeats the log from its beginning
             if received > self._seen:
                 self._write(text[self._seen - received :])
                 self._seen = received

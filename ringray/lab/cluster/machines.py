@@ -83,6 +83,7 @@ class Machines:
         cuda = placement.device == "cuda"
         if cuda and self._shared:
             return set()
+        # GPU rings that each lie within a machine do not disturb each other.
         alone = cuda and placement.strategy == "STRICT_PACK"
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in self._alive()}
         busy = {

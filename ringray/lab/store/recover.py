@@ -71,7 +71,7 @@ def recover(path: Path) -> Recovered:
             new one cannot be written; the store is then as it was.
     """
     path = resolved(path)
-    for user in locks.users(path):
+    for user in locks.live_owners(path):
         raise PlaceError(f"the store {path} is used by {user}; end that process first")
     if _whole(path):
         return Recovered(None, ())
@@ -184,6 +184,7 @@ def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
         # `ringray run SPEC` knows it by its digest and gives it its name again.
         lost_row = SweepRow(digest, f"lost-{digest[:12]}", UNKNOWN, {}, "", {}, "interrupted", 0, 0)
         sweep = sweeps.get(digest, lost_row)
+        # Current rows of all sources come before any history: the first one of a trial stays.
         for of_source in trials:
             store.restore(sweep, sweep.created, of_source)
         store.restore(sweep, sweep.created, (), earlier)

@@ -223,6 +223,7 @@ def restore_rows(
     added = earlier_added = 0
     for number, (trial, seq) in enumerate((*trials, *earlier)):
         if trial.status is not None:
+            # The same recording may have another number here.
             recording = tuple(getattr(trial, name) for name in _RECORDING)
             if recording in recordings:
                 continue
@@ -234,6 +235,7 @@ def restore_rows(
         outcome = (trial.status, trial.reason, *numbers, trial.point, trial.attempts)
         times = trial.started, trial.ended
         values = (*_planned(sweep.digest, trial), seq, *outcome, *times, where)
+        # A trial that has been measured here takes no row: the other one is history.
         if number < len(trials) and db.execute(current, values).rowcount:
             added += 1
         elif trial.status not in (None, "pruned"):

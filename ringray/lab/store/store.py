@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from ringray.base import locks, private_files
@@ -41,7 +40,6 @@ from ringray.lab.trial.outcome import (
 
 Role = Literal["driver", "tracker"]
 _LOG_MODE = 18  # the byte of the file that is 2 if it has a log
-_NONE: Mapping[str, int] = MappingProxyType({})
 _SNAPSHOT_S = 30.0  # seconds between two snapshots while a driver records, at least
 _SNAPSHOT_SHARE = 0.01  # of a driver's time for snapshots, at most
 
@@ -110,7 +108,10 @@ class Store:
     # Writing
 
     def begin(
-        self, sweep: SweepInfo, trials: Sequence[TrialInfo], current: Mapping[str, int] = _NONE
+        self,
+        sweep: SweepInfo,
+        trials: Sequence[TrialInfo],
+        current: Mapping[str, int] | None = None,
     ) -> None:
         """Begins a sweep, new or known: writes its status running, its trials and the pruned ones.
 
@@ -127,7 +128,7 @@ class Store:
             rows.put_trials(db, sweep.digest, trials)
             rows.forget_unplanned(db, sweep.digest, {trial.key for trial in trials})
             rows.record_pruned(db, sweep, trials, environment, now)
-            for key, seq in current.items():
+            for key, seq in (current or {}).items():
                 rows.make_current(db, sweep.digest, key, seq)
             rows.seal(db, sweep.digest)
 
