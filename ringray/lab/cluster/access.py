@@ -14,7 +14,7 @@ from ringray.base.redaction import TOKENS
 from ringray.lab.cluster import ray_private
 
 CALL_S = 15.0  # seconds for the call
-WAY_IN = (
+_HOW_TO = (
     "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's token or RAY_AUTH_TOKEN_PATH to "
     "a file that holds it (default ~/.ray/auth_token)"
 )
@@ -102,14 +102,14 @@ def refused_token(place: str) -> str:
     mode = os.environ.get("RAY_AUTH_MODE")
     if mode != "token":
         why = f"RAY_AUTH_MODE is {mode or 'not set'}"
-        return f"the Ray at {place} wants a token, and {why}; {WAY_IN}"
+        return f"the Ray at {place} wants a token, and {why}; {_HOW_TO}"
     named = [name for name in TOKENS if name in os.environ] or ["~/.ray/auth_token"]
     return f"the Ray at {place} refuses the token, that of {named[0]}; it must be the cluster's own"
 
 
 def no_token(place: str, message: str) -> str:
     """Returns the message for a missing token; ``message`` is Ray's."""
-    return f"no token for the Ray at {place}: {message.split('. ')[0].rstrip('.')}; {WAY_IN}"
+    return f"no token for the Ray at {place}: {message.split('. ')[0].rstrip('.')}; {_HOW_TO}"
 
 
 def reason(error: BaseException) -> str:

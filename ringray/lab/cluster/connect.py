@@ -51,7 +51,7 @@ def connect(address: str | None) -> Iterator[Cluster]:
         stack.enter_context(_variables())
         if local:
             servers = stack.enter_context(embedded.started())
-            watch = ClusterWatch(embedded.NAME, servers.run, 0.0, servers.why)
+            watch = ClusterWatch(embedded.NAME, servers.are_running, 0.0, servers.reason)
         else:
             access.use_given_token()
             ray_private.reload_config()

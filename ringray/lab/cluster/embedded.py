@@ -132,9 +132,11 @@ def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
     init = functools.partial(ray.init, num_cpus=local_ranks(), **arguments, **quiet)
     try:
         with ray_private.without_cluster(), ray_private.fixed_ports():
-            within(seconds, NAME, init, lives=servers.start, until=ended)
+            within(seconds, NAME, init, lives=servers.check, until=ended)
     except Exception as error:  # of many types, ConnectionError and RuntimeError among them
-        raise ClusterError(f"{NAME} cannot start: {servers.why(access.reason(error))}") from error
+        raise ClusterError(
+            f"{NAME} cannot start: {servers.reason(access.reason(error))}"
+        ) from error
     finally:
         servers.look()  # later children, as the tracker, are not this Ray's
 
@@ -161,12 +163,12 @@ class Servers:
                     self.names[child] = child.name()
         self.folder.add(self.names)
 
-    def start(self) -> bool:
+    def check(self) -> bool:
         """Looks, and tells whether the servers that were seen still run."""
         self.look()
-        return self.run()
+        return self.are_running()
 
-    def run(self) -> bool:
+    def are_running(self) -> bool:
         """Tells whether the servers that were seen still run."""
         return not self._lost()
 
@@ -177,21 +179,18 @@ class Servers:
                 return f"its {name} has ended"
         return ""
 
-    def why(self, otherwise: str = "") -> str:
+    def reason(self, otherwise: str = "") -> str:
         """Returns why it has ended or does not start, by its logs, which are kept; and where."""
         return f"{self._fault() or self._lost() or otherwise}{self._keep_logs()}"
 
     def _fault(self) -> str:
         """Returns the first fault that ended a server, else the first one at all, in their logs; ""
         if they have none."""
-        faults = [
-            (level != "E", text)
-            for name in _SERVERS
-            for log in self._logs()
-            for level, text in _FAULT.findall(_text(log / f"{name}.err"))
-        ]
-        worst = max(faults, key=lambda fault: fault[0], default=(False, ""))[1]
-        return brief(_BUG.sub("", worst))
+        logs = [log / f"{name}.err" for name in _SERVERS for log in self._logs()]
+        faults = [fault for log in logs for fault in _FAULT.findall(_text(log))]
+        fatal = [text for level, text in faults if level != "E"]
+        first = next(iter(fatal or [text for _, text in faults]), "")
+        return brief(_BUG.sub("", first))
 
     def _keep_logs(self) -> str:
         """Copies the logs into ``$RINGRAY_HOME/logs``; returns where they are, in words."""

@@ -31,7 +31,7 @@ class Shipment:
     size: int  # bytes before compression
 
 
-def _left_here(folder: str, names: list[str]) -> list[str]:
+def _not_sent(folder: str, names: list[str]) -> list[str]:
     """Names the files that are not sent: all but Python source, data that modules or packages of
     the same name read, and their folders, so that keys and notes beside the source stay here, and
     folders behind links."""
@@ -53,7 +53,7 @@ def packed(spec: Spec | None = None) -> Iterator[Shipment]:
     with locks.temporary_folder("ringray") as made:
         folder = made.path
         for package in provenance.packages():
-            shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_left_here)
+            shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_not_sent)
         inside = ""
         if spec is not None:
             name = Path(spec.path).name

@@ -68,7 +68,7 @@ def test_the_reason_is_the_fault_in_rays_log(
     raylet: str, gcs_server: str, why: str, servers: Servers
 ) -> None:
     folder = log(servers, raylet, gcs_server)
-    reason, _, kept = servers.why("no answer in 3 s").partition("; Ray's logs are in ")
+    reason, _, kept = servers.reason("no answer in 3 s").partition("; Ray's logs are in ")
     assert why in reason
     assert "secret" not in reason
     assert "bug in Ray" not in reason
@@ -76,7 +76,7 @@ def test_the_reason_is_the_fault_in_rays_log(
 
 
 def test_a_ray_without_logs_has_a_reason(servers: Servers) -> None:
-    assert servers.why("no answer in 3 s") == "no answer in 3 s"
+    assert servers.reason("no answer in 3 s") == "no answer in 3 s"
 
 
 def test_the_logs_of_the_last_failures_are_kept(servers: Servers, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_the_logs_of_the_last_failures_are_kept(servers: Servers, tmp_path: Path
     home = tmp_path / "home" / "logs"
     for day in range(8):
         (home / f"ray-2025010{day}-000000-1").mkdir(parents=True)
-    servers.why()
+    servers.reason()
     kept = sorted(path.name for path in home.iterdir())
     assert len(kept) == embedded.LOGS
     assert not kept[-1].startswith("ray-2025")
@@ -92,7 +92,7 @@ def test_the_logs_of_the_last_failures_are_kept(servers: Servers, tmp_path: Path
 
 def test_logs_of_another_start_say_nothing(servers: Servers) -> None:
     log(servers, LATE)
-    assert Servers(servers.folder).why("no answer") == "no answer"
+    assert Servers(servers.folder).reason("no answer") == "no answer"
 
 
 @pytest.mark.parametrize("failures", range(TRIES + 1))
