@@ -123,12 +123,16 @@ def from_config(config: Mapping[str, Any], present: Capacity) -> Capacity:
         config: as the autoscaler reads it: the YAML of ``ray up``, or a RayCluster in that form.
         present: the present nodes; the head counts with its real resources.
     """
-    worker_limit = config.get("max_workers", math.inf)
+    worker_limit = config.get("max_workers")
+    if worker_limit is None:  # not written, or null
+        worker_limit = math.inf
     types: Mapping[str, Any] = config.get("available_node_types") or {}
     head = config.get("head_node_type") or (next(iter(types)) if len(types) == 1 else None)
     groups = [group for group in present.groups if group.head]
     for name, kind in types.items():
         resources = {key: float(value) for key, value in (kind.get("resources") or {}).items()}
-        limit = kind.get("max_workers", 0 if name == head else worker_limit)
+        limit = kind.get("max_workers")
+        if limit is None:
+            limit = 0 if name == head else worker_limit
         groups.append(NodeGroup(name, resources, limit))
     return Capacity(tuple(groups), worker_limit)
