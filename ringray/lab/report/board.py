@@ -80,7 +80,7 @@ class Board:
             self._group_of |= dict.fromkeys(group.keys, group)
         self.total = len(runnable)
         self.pruned = len(plan.trials) - self.total
-        self.known = sum(len(group.ended) for group in self.groups)
+        self.measured_before = sum(len(group.ended) for group in self.groups)
         self.running: dict[str, RunningTrial] = {}  # by key, in the order of their begin
         self.beside = 1  # the most trials at a time so far
         self.last: BoardGroup | None = None

@@ -68,7 +68,8 @@ class PlainLines:
     def sweep_started(self, plan: Plan, done: Mapping[str, TrialRow], ago: float = 0.0) -> None:
         self._board = board = Board(plan, done, ago)
         first = plan.runnable[0].config.as_dict()
-        before = f", {units.plural(board.known, 'trial')} measured before" if board.known else ""
+        earlier = board.measured_before
+        before = f", {units.plural(earlier, 'trial')} measured before" if earlier else ""
         pruned = f", {board.pruned} pruned" if board.pruned else ""
         trials = units.plural(board.total, "trial")
         self._line(f"{plan.spec.name} {plan.digest[:8]}: {trials}{before}{pruned}")

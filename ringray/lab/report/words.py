@@ -59,17 +59,17 @@ def varying(
     return tuple(name for name in among if any(c.get(name) != first.get(name) for c in every))
 
 
-def value(name: str, given: Any) -> str:
+def value(name: str, setting: Any) -> str:
     """Writes a config value as a table shows it."""
-    if given is None:
+    if setting is None:
         return "no" if name in _OF_MASKS else ABSENT
-    if isinstance(given, bool):
-        return "yes" if given else "no"
-    if isinstance(given, list | tuple):
-        return _sides(given) if name == "window" else f"{len(given)} given"
+    if isinstance(setting, bool):
+        return "yes" if setting else "no"
+    if isinstance(setting, list | tuple):
+        return _sides(setting) if name == "window" else f"{len(setting)} given"
     if name == "blocks":
-        return plain(str(given)).replace(",", " ")  # so that a cell can break between kernels
-    return _SHORT.get(given, plain(given)) if isinstance(given, str) else str(given)
+        return plain(str(setting)).replace(",", " ")  # so that a cell can break between kernels
+    return _SHORT.get(setting, plain(setting)) if isinstance(setting, str) else str(setting)
 
 
 def label(config: Mapping[str, Any], fields: Iterable[str]) -> str:
@@ -89,26 +89,27 @@ def names(configs: Mapping[str, Mapping[str, Any]], alone: str) -> dict[str, str
 def shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the fields that have the same value in all configs."""
     return {
-        name: given
-        for name, given in (configs[0] if configs else {}).items()
-        if all(name in config and config[name] == given for config in configs)
+        name: first
+        for name, first in (configs[0] if configs else {}).items()
+        if all(name in config and config[name] == first for config in configs)
     }
 
 
-def _part(name: str, given: Any) -> str:
+def _part(name: str, setting: Any) -> str:
     if name == "causal":
-        return "causal" if given else "full"
+        return "causal" if setting else "full"
     head = _SHORT_HEADS.get(name, name)
-    if given is None:
+    if setting is None:
         return "default-blocks" if name == "blocks" else f"no-{head}"
-    if isinstance(given, dict):  # documents
-        given = given.get("lengths", ())
-    if isinstance(given, list | tuple):
-        given = f"{_sides(given)}" if name == "window" else len(given)
+    if isinstance(setting, dict):  # documents
+        setting = setting.get("lengths", ())
+    if isinstance(setting, list | tuple):
+        setting = _sides(setting) if name == "window" else len(setting)
     if name in _PLAIN:
-        return plain(str(given), " ")
-    separator = "" if isinstance(given, int | float) else "-"
-    return plain(f"{head}{separator}{given if isinstance(given, str) else json.dumps(given)}", " ")
+        return plain(str(setting), " ")
+    separator = "" if isinstance(setting, int | float) else "-"
+    text = setting if isinstance(setting, str) else json.dumps(setting)
+    return plain(f"{head}{separator}{text}", " ")
 
 
 def _sides(window: Sequence[Any]) -> str:
@@ -125,8 +126,8 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
     usual = {"batch": 1, "transport": transport.DEFAULT, "backward": "auto", "backend": "auto"}
 
     def named(name: str) -> str:
-        given = first.get(name)
-        return "" if given == usual.get(name) else f"{HEADS[name]} {value(name, given)}"
+        setting = first.get(name)
+        return "" if setting == usual.get(name) else f"{HEADS[name]} {value(name, setting)}"
 
     phrases = {
         "ring_size": f"ring of {first['ring_size']}",
@@ -151,9 +152,9 @@ def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:
 
 def measured(config: Mapping[str, Any]) -> str:
     """Writes how each point is measured: "1 warm-up, 5 repeats, beside SDPA with 2 threads"."""
-    said = f"{config['warmup']} warm-up, {plural(config['repeats'], 'repeat')}"
+    runs = f"{config['warmup']} warm-up, {plural(config['repeats'], 'repeat')}"
     compared = baseline(config)
-    return f"{said}, beside {compared}" if compared else said
+    return f"{runs}, beside {compared}" if compared else runs
 
 
 def baseline(config: Mapping[str, Any], *, where: bool = False) -> str | None:
@@ -162,10 +163,10 @@ def baseline(config: Mapping[str, Any], *, where: bool = False) -> str | None:
     if not config.get("baseline"):
         return None
     threads, name = config.get("baseline_threads"), config["baseline"]
-    said = BASELINES[name].words if name in BASELINES else name  # of another version
+    text = BASELINES[name].words if name in BASELINES else name  # of another version
     if where and name in BASELINES:
-        said += f" {BASELINES[name].where}"
-    return said + (f" with {plural(threads, 'thread')}" if threads else "")
+        text += f" {BASELINES[name].where}"
+    return text + (f" with {plural(threads, 'thread')}" if threads else "")
 
 
 def metric(which: Metric, metrics: Mapping[str, float]) -> str:
@@ -176,29 +177,30 @@ def metric(which: Metric, metrics: Mapping[str, float]) -> str:
     return "–".join(number(which, metrics[name]) for name in ends)
 
 
-def number(which: Metric, given: float | None) -> str:
+def number(which: Metric, value: float | None) -> str:
     """Writes a value of a metric in the unit of its column; a dash for None."""
-    return {"bytes": mib, "ratio": ratio, "share": share}.get(which.unit, digits)(given)
+    return {"bytes": mib, "ratio": ratio, "share": share}.get(which.unit, digits)(value)
 
 
 def pruned(plan: Plan) -> list[str]:
     """Writes each reason of pruned points in a line, with their number; at most ``_REASONS``."""
     lost = [trial for trial in plan.trials if trial.pruned is not None]
-    found = Counter(str(trial.pruned) for trial in lost).most_common()
-    said = [f"{plural(count, 'point')} pruned: {why}" for why, count in found[:_REASONS]]
-    if more := sum(count for _, count in found[_REASONS:]):
-        said.append(f"{plural(more, 'point')} pruned for {len(found) - _REASONS} more reasons")
+    reasons = Counter(str(trial.pruned) for trial in lost).most_common()
+    lines = [f"{plural(count, 'point')} pruned: {why}" for why, count in reasons[:_REASONS]]
+    if others := sum(count for _, count in reasons[_REASONS:]):
+        lines.append(f"{plural(others, 'point')} pruned for {len(reasons) - _REASONS} more reasons")
     if any(trial.predicted for trial in lost):
-        said[-1] += "; --all measures also what a prediction rules out"
-    return said
+        lines[-1] += "; --all measures also what a prediction rules out"
+    return lines
 
 
 def predicted_for(plan: Plan) -> list[str]:
     """Writes the hardware of the predictions, and how far they may be off."""
     on, hardware = (f"{plan.on}: " if plan.named else ""), plan.on.hardware
     costs = [trial.predicted for trial in plan.trials if trial.predicted]
-    spreads = [one.high_ms / one.time_ms - 1 for one in costs] or [hardware.spread]
-    within = " to ".join(dict.fromkeys(f"{one:.0%}" for one in (min(spreads), max(spreads))))
+    spreads = [cost.high_ms / cost.time_ms - 1 for cost in costs] or [hardware.spread]
+    ends = min(spreads), max(spreads)
+    within = " to ".join(dict.fromkeys(f"{spread:.0%}" for spread in ends))
     first = f"predicted for {on}{hardware.title}{fitted(hardware)}, times within {within}"
     if plan.on.shares_cores and not (plan.named or hardware.measured or hardware.fitted):
         first += "; `ringray calibrate` measures this machine"
@@ -207,9 +209,10 @@ def predicted_for(plan: Plan) -> list[str]:
 
 def linked(on: Fleet) -> str:
     """Writes when the links between the nodes of a fleet were measured; "" if they were not."""
+    if not on.linked:
+        return ""
     link = on.hardware.outer
-    said = f"{units.bandwidth(link.bandwidth)}, {units.latency(link.latency)} latency"
-    return f"{on.linked}: {said}" if on.linked else ""
+    return f"{on.linked}: {units.bandwidth(link.bandwidth)}, {units.latency(link.latency)} latency"
 
 
 def fitted(hardware: Hardware) -> str:
@@ -225,15 +228,17 @@ def warnings(plan: Plan) -> list[str]:
 
 
 def _divided(plan: Plan) -> list[str]:
-    on, said = plan.on, dict[str, None]()
+    on, lines = plan.on, []
     for trial in plan.runnable if on.nodes > 1 else ():
         inner = trial.config.inner
         groups = trial.config.ring.size // inner
         if inner > 1 and groups > on.nodes * (on.per_node // inner):
             who = f"{trial.config.strategy.transport} on a ring of {trial.config.ring.size}"
-            said[f"warning: {who}: nodes of {on.per_node} ranks cannot hold all {groups} groups of "
-                 f"{inner} ranks; some will lie on several"] = None  # fmt: skip
-    return list(said)
+            lines.append(
+                f"warning: {who}: nodes of {on.per_node} ranks cannot hold all {groups} groups of "
+                f"{inner} ranks; some will lie on several"
+            )
+    return list(dict.fromkeys(lines))  # trials that differ in other fields share a warning
 
 
 def _too_long(plan: Plan) -> list[str]:
@@ -241,17 +246,17 @@ def _too_long(plan: Plan) -> list[str]:
     late = [trial.measuring_s for trial in plan.runnable if trial.measuring_s > limit]
     if not late:
         return []
-    said = (
+    text = (
         f"warning: {len(late):,} of {plural(len(plan.runnable), 'trial')} will probably exceed "
         f"limits.trial_timeout ({duration(limit)}): up to {duration(max(late))} are predicted, "
         "baseline included; raise the limit or leave it out"
     )
-    return [said]
+    return [text]
 
 
 def counts(by_status: Mapping[str, int], pending: int = 0) -> str:
     """Writes trials by status: ``14 ok · 1 oom · 1 failed``."""
-    known = [f"{by_status[name]:,} {name}" for name in STATUSES if by_status.get(name)]
+    parts = [f"{by_status[name]:,} {name}" for name in STATUSES if by_status.get(name)]
     if pending:
-        known.append(f"{pending:,} pending")
-    return " · ".join(known) or "nothing"
+        parts.append(f"{pending:,} pending")
+    return " · ".join(parts) or "nothing"
