@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import altair as alt
 
@@ -15,23 +15,13 @@ from ringray.lab.trial.outcome import TrialRow
 MAX_LINES = 8
 
 
-class Line(NamedTuple):
-    """A strategy's values by length, shortest first; ``low``, ``high``: the p20 to p80 of each."""
-
-    name: str
-    xs: list[int]
-    ys: list[float]
-    low: list[float]
-    high: list[float]
-
-
 def chart(
     points: Sequence[TrialRow],
     metric: str,
     title: str,
     unit: Callable[[float], tuple[float, str]],
     logarithmic: bool = False,
-    baseline: Callable[[Panel, float], Line | None] = lambda *_: None,
+    baseline: Callable[[Panel, float], style.Records] = lambda *_: [],
 ) -> style.Chart | None:
     """Draws ``metric`` in panels; None where no length varies.
 
@@ -46,12 +36,12 @@ def chart(
     values = [point.metrics[metric] for point in shown]
     size, label = unit(max(values))
     fields = data.strategies(shown)
-    by_panel = {panel.title: lines(panel, fields, metric, size) for panel in panels}
-    beside = {panel.title: baseline(panel, size) for panel in panels}
+    by_panel = [lines(panel, fields, metric, size) for panel in panels]
+    beside = [baseline(panel, size) for panel in panels]
     # A strategy looks the same in every panel, and in every figure of a sweep.
     every = dict.fromkeys(data.strategy(point, fields) for point in shown)
-    drawn = {line.name for of_panel in by_panel.values() for line in of_panel}
-    pale = next((line.name for line in beside.values() if line), None)
+    drawn = {record["strategy"] for records in by_panel for record in records}
+    pale = next((records[0]["strategy"] for records in beside if records), None)
     looks = style.looks([name for name in every if name in drawn], pale)
     if logarithmic:
         scale = alt.Scale(type="log", nice=False, padding=12)
@@ -59,29 +49,20 @@ def chart(
     else:
         scale, axis = alt.Scale(zero=True), alt.Axis()
     y = alt.Y("value:Q", title=label, scale=scale, axis=axis)
-    return style.grid(
-        [
-            _panel(name, [*of_panel, *filter(None, [beside[name]])], y, looks, label)
-            for name, of_panel in by_panel.items()
-        ],
-        title,
-        left_out,
-    )
+    made = [
+        _panel(panel.title, [*own, *pale_line], y, looks, label)
+        for panel, own, pale_line in zip(panels, by_panel, beside, strict=True)
+    ]
+    return style.grid(made, title, left_out)
 
 
 def _panel(
-    title: str, lines: Sequence[Line], y: alt.Y, looks: dict[str, alt.Color], label: str
+    title: str, records: style.Records, y: alt.Y, looks: dict[str, alt.Color], label: str
 ) -> style.Layers:
-    records: style.Records = []
-    for line in lines:
-        for length, value, low, high in zip(line.xs, line.ys, line.low, line.high, strict=True):
-            place = {"length": length, "tokens": style.tokens(length), "value": value}
-            records.append({"strategy": line.name, **place, "low": low, "high": high})
     x = style.lengths([record["length"] for record in records])
     tip = style.tip(strategy="strategy", tokens="length", value=label)
-    spread = {"low": "from (p20)", "high": "to (p80)"}
     if any(record["low"] != record["high"] for record in records):
-        tip += style.tip(**spread)
+        tip += style.tip(low="from (p20)", high="to (p80)")
     base = alt.Chart().encode(x=x, y=y, color=looks["color"])
     return style.panel(
         records,
@@ -99,23 +80,29 @@ def varying_lengths(points: Sequence[TrialRow], metric: str) -> tuple[list[Panel
     return varying, left_out + len(every) - len(varying) if varying else 0
 
 
-def lines(panel: Panel, fields: Sequence[str], metric: str, size: float = 1.0) -> list[Line]:
-    """Returns at most ``MAX_LINES`` strategies, the best at its greatest length first.
+def lines(panel: Panel, fields: Sequence[str], metric: str, size: float = 1.0) -> style.Records:
+    """Returns the points of at most ``MAX_LINES`` strategies, the best at its greatest length
+    first, each with the shortest length first.
 
     ``fields``: the fields in which strategies differ. ``size``: of the unit.
     """
-    by_strategy: dict[str, list[tuple[int, float, float, float]]] = {}
-    for point in panel.points:
+    by_strategy: dict[str, style.Records] = {}
+    for point in sorted(panel.points, key=lambda p: (p.config["seq_len"], p.metrics[metric])):
         value = point.metrics[metric] / size
         low, high = (value * factor for factor in spread(point, metric))
-        place = point.config["seq_len"], value, low, high
-        by_strategy.setdefault(data.strategy(point, fields), []).append(place)
-    made = []
-    for name, places in by_strategy.items():
-        made.append(Line(name, *map(list, zip(*sorted(places), strict=True))))
+        made = record(data.strategy(point, fields), point.config["seq_len"], value, low, high)
+        by_strategy.setdefault(made["strategy"], []).append(made)
     sign = 1 if METRICS[metric].less_is_better else -1
-    made.sort(key=lambda line: (-line.xs[-1], sign * line.ys[-1]))
-    return made[:MAX_LINES]
+    best = sorted(
+        by_strategy.values(), key=lambda line: (-line[-1]["length"], sign * line[-1]["value"])
+    )
+    return [made for line in best[:MAX_LINES] for made in line]
+
+
+def record(name: str, length: int, value: float, low: float, high: float) -> dict[str, Any]:
+    """Returns a point of a line; ``low``, ``high``: the p20 to p80 of its values."""
+    place = {"length": length, "tokens": style.tokens(length), "value": value}
+    return {"strategy": name, **place, "low": low, "high": high}
 
 
 def spread(point: TrialRow, metric: str) -> tuple[float, float]:

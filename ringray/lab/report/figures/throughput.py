@@ -19,17 +19,14 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     return lines.chart(points, "tflops", title, lambda most: units[most >= 1], baseline=baseline)
 
 
-def baseline(panel: Panel, size: float = 1.0) -> lines.Line | None:
+def baseline(panel: Panel, size: float = 1.0) -> style.Records:
     """Returns the throughput of the baseline by length, in units of ``size`` TFLOP/s: medians over
-    the trials beside which it was measured; None without a baseline."""
+    the trials beside which it was measured; nothing without a baseline."""
     by_length: dict[int, list[float]] = {}
     for point in data.having(panel.points, "median_ms", "baseline_ms"):
         metrics = point.metrics
         reached = metrics["tflops"] / size * metrics["median_ms"] / metrics["baseline_ms"]
         by_length.setdefault(point.config["seq_len"], []).append(reached)
-    if not by_length:
-        return None
-    xs = sorted(by_length)
     name = words.baseline(panel.points[0].config) or "baseline"
-    ys = [statistics.median(by_length[x]) for x in xs]
-    return lines.Line(name, xs, ys, ys, ys)
+    medians = ((length, statistics.median(by_length[length])) for length in sorted(by_length))
+    return [lines.record(name, length, value, value, value) for length, value in medians]
