@@ -124,16 +124,18 @@ class Board:
         group = next((trial.group for trial in list(self.running.values())), self.last)
         if group is None:
             return ""
-        problem = {name: group.config.get(name) for name in self._problems}
-        if self._best[0] != (self.done, problem):
-            of_row = [
-                ({n: row.config.get(n) for n in problem}, row) for row in [*self.rows.values()]
-            ]
-            rows = [row for its_problem, row in of_row if its_problem == problem]
+        problem = self._problem(group.config)
+        if self._best[0] != (self.done, problem):  # too much work for each drawing
+            ended = list(self.rows.values())  # other threads add to them
+            rows = [row for row in ended if self._problem(row.config) == problem]
             text = (answer(rows) or [""])[0]
             where = f" of {words.label(group.config, self._problems)}" if problem and text else ""
             self._best = (self.done, problem), text and f"best{where}: {text}"
         return self._best[1]
+
+    def _problem(self, config: Mapping[str, Any]) -> list[Any]:
+        """Returns the values that tell the problem of a trial from others of the sweep."""
+        return [config.get(name) for name in self._problems]
 
     @property
     def done(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -294,16 +294,7 @@ def _facts(side: ComparedSide) -> dict[str, str]:
     for name in (*_MEASURING, *_BASELINE):
         for row in side.rows:
             add(name, row.config.get(name))
-    for name, value in _flat(side.spec, "spec"):
-        add(name, str(value))
+    for name, value in words.flat({"spec": side.spec}, "."):
+        if not {"tracking", "name"} & set(name.split(".")):  # neither changes what is measured
+            add(name, str(value))
     return {name: ", ".join(values) for name, values in seen.items()}
-
-
-def _flat(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, value in fields.items():
-        if name in ("tracking", "name"):
-            continue
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}.{name}")
-        else:
-            yield f"{prefix}.{name}", value

@@ -26,14 +26,7 @@ def measurements(trials: Iterable[TrialRow], earlier: Iterable[TrialRow]) -> lis
     """Returns all measurements in the order of the trials, those of one trial by time."""
     every = [Measured(row, False) for row in earlier]
     every += [Measured(row, True) for row in trials if row.status not in (None, "pruned")]
-    return sorted(
-        every,
-        key=lambda measurement: (
-            measurement.row.index,
-            measurement.row.key,
-            measurement.row.ended or 0.0,
-        ),
-    )
+    return sorted(every, key=lambda item: (item.row.index, item.row.key, item.row.ended or 0.0))
 
 
 def history_table(measured: Sequence[Measured], fields: Sequence[str]) -> Table:

@@ -23,7 +23,6 @@ from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 _VALUES = 12  # of a field that varies, listed one by one
 _BARS = 1500  # of a timeline
-_TONES = {"ok": "good", "failed": "bad", "timeout": "bad", "oom": "bad"}
 
 
 def document(sweeps: Sequence[tuple[SweepRow, Sequence[TrialRow]]]) -> str:
@@ -49,7 +48,7 @@ def parts(sweep: SweepRow, trials: Sequence[TrialRow]) -> list[page.Section]:
         "Figures": list(_pictures(sweep, trials)),
         "All trials": [_trials(trials)],
         "Faults": list(_faults(trials)),
-        "Environment": [page.Facts(list(_flat(sweep.environment)))],
+        "Environment": [page.Facts(_facts(sweep.environment))],
         "Repeat it": list(_again(sweep)),
     }
     return [page.Section(title, blocks[title]) for title in blocks if blocks[title]]
@@ -168,14 +167,14 @@ def _met(trial: TrialRow) -> str:
     return hidden(", ".join(dict.fromkeys(texts)))
 
 
-def _flat(environment: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the known facts of an environment with their full names."""
-    for name, value in environment.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{name} ")
-        elif value not in (None, "", []):
+def _facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the known facts of an environment with their full names."""
+    facts = []
+    for name, value in words.flat(environment, " "):
+        if value not in (None, "", []):
             text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            yield f"{before}{name}", hidden(text)
+            facts.append((name, hidden(text)))
+    return facts
 
 
 def _again(sweep: SweepRow) -> Iterator[Any]:

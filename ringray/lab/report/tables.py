@@ -179,14 +179,18 @@ def most_telling(rows: Sequence[TrialRow], limit: int) -> list[TrialRow]:
 def with_hops(rows: Sequence[TrialRow], limit: int) -> tuple[list[TrialRow], int]:
     """Returns the first trials with at most ``limit`` measured hops in all, but at least one, and
     how many further trials measured hops."""
-    measured = [row for row in rows if any(name.startswith(HOP) for name in row.samples)]
+    measured = [row for row in rows if _hops(row)]
     shown: list[TrialRow] = []
     for row in measured:
-        limit -= sum(name.startswith(HOP) for name in row.samples)
+        limit -= len(_hops(row))
         if shown and limit < 0:
             break
         shown.append(row)
     return shown, len(measured) - len(shown)
+
+
+def _hops(row: TrialRow) -> list[str]:
+    return [name for name in row.samples if name.startswith(HOP)]
 
 
 def hops_table(sweep: str, rows: Sequence[TrialRow]) -> Table:
@@ -197,7 +201,7 @@ def hops_table(sweep: str, rows: Sequence[TrialRow]) -> Table:
     for row in rows:
         trace = path_of(sweep, row.key)
         number, file = str(row.index + 1), trace.name if trace.exists() else ""
-        for name in [name for name in row.samples if name.startswith(HOP)]:
+        for name in _hops(row):
             *times, sent = row.samples[name]
             table.add_row(
                 number,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringray.base import units
@@ -93,6 +93,15 @@ def shared(configs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, first in (configs[0] if configs else {}).items()
         if all(name in config and config[name] == first for config in configs)
     }
+
+
+def flat(fields: Mapping[str, Any], separator: str, before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values of nested fields, each with its full name."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, separator, f"{before}{name}{separator}")
+        else:
+            yield f"{before}{name}", value
 
 
 def _part(name: str, setting: Any) -> str:

@@ -139,11 +139,12 @@ def bands(field: str, names: Sequence[str], title: str | None = None) -> alt.Y:
 def tip(**names: str) -> list[alt.Tooltip]:
     """Returns what the pointer shows: fields with their names; numbers with four digits."""
     exact = ("strategy", "tokens", "length", "text", "bar", "name", "step")
-    tips = [alt.Tooltip(f"{field}:Q", title=name, format=",.4~r") for field, name in names.items()]
-    for index, (field, name) in enumerate(names.items()):
-        if field in exact:
-            tips[index] = alt.Tooltip(f"{field}:N", title=name)
-    return tips
+    return [
+        alt.Tooltip(f"{field}:N", title=name)
+        if field in exact
+        else alt.Tooltip(f"{field}:Q", title=name, format=",.4~r")
+        for field, name in names.items()
+    ]
 
 
 def looks(names: Sequence[str], baseline: str | None = None) -> dict[str, Any]:
