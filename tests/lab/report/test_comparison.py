@@ -22,10 +22,20 @@ HERE = {"hardware": {"cores": 2}, "versions": {"torch": "2.13.0"}, "kernels": "k
 def row(point: int, replica: int, ms: list[float], **config: Any) -> TrialRow:
     fields = {"seq_len": 64 + point, "partition": "zigzag", "repeats": len(ms), **config}
     return TrialRow(
-        f"{point}-{replica}", point, {**fields, "replica": replica}, {}, "ok", None,
-        {"median_ms": statistics.median(ms), "tflops": 1 / statistics.median(ms)}, {"ms": ms},
-        "p", 1, float(replica), float(replica), HERE,
-    )  # fmt: skip
+        f"{point}-{replica}",
+        point,
+        {**fields, "replica": replica},
+        {},
+        "ok",
+        None,
+        {"median_ms": statistics.median(ms), "tflops": 1 / statistics.median(ms)},
+        {"ms": ms},
+        "p",
+        1,
+        float(replica),
+        float(replica),
+        HERE,
+    )
 
 
 def rows(
@@ -34,13 +44,14 @@ def rows(
     draw = random.Random(seed)
     return [
         row(
-            point, replica,
+            point,
+            replica,
             [(5 + point) * slower * math.exp(level + draw.gauss(0, noise)) for _ in range(5)],
         )
         for replica in range(replicas)
         for point in range(points)
         for level in [draw.gauss(0, noise)]
-    ]  # fmt: skip
+    ]
 
 
 def side(measured: list[TrialRow], label: str = "a", **spec: Any) -> ComparedSide:
@@ -73,8 +84,12 @@ def test_a_change_beyond_the_noise_is_found(slower: float, verdict: str) -> None
 
 def test_one_point_of_many_is_found_and_named() -> None:
     b = rows(40, seed=1)
-    b = [replace(one, metrics={"median_ms": one.metrics["median_ms"] * 1.5}) if one.index == 7
-         else one for one in b]  # fmt: skip
+    b = [
+        replace(one, metrics={"median_ms": one.metrics["median_ms"] * 1.5})
+        if one.index == 7
+        else one
+        for one in b
+    ]
     found = compared(rows(40), b)
     slow = [one for one in found.points if one.verdict not in QUIET]
     assert [(one.config["seq_len"], one.verdict) for one in slow] == [(71, "slower")]
@@ -89,8 +104,10 @@ def test_the_spread_between_replicas_counts_more_than_that_within() -> None:
 
     def spread(by: float) -> list[TrialRow]:
         levels = (0.9, 1.0, 1.1, 0.95, 1.05)
-        rows = [row(0, at, [10 * by * one * k for k in (1, 1.001, 0.999)])
-                for at, one in enumerate(levels)]  # fmt: skip
+        rows = [
+            row(0, at, [10 * by * one * k for k in (1, 1.001, 0.999)])
+            for at, one in enumerate(levels)
+        ]
         return [replace(one, ended=100 * by + (one.ended or 0)) for one in rows]
 
     found = compared(spread(1.0), spread(1.05))
@@ -111,10 +128,18 @@ def test_the_machines_state_moves_a_whole_sweep() -> None:
     """Turns of replicas that differ by 10% leave 5% between the sweeps in doubt."""
 
     def turned(by: float, seed: int) -> list[TrialRow]:
-        return [replace(one, metrics={"median_ms": one.metrics["median_ms"] * by
-                                      * (0.9, 1.0, 1.1)[one.config["replica"]]},
-                        ended=100.0 * seed + one.config["replica"])
-                for one in rows(20, noise=0.001, seed=seed)]  # fmt: skip
+        return [
+            replace(
+                one,
+                metrics={
+                    "median_ms": one.metrics["median_ms"]
+                    * by
+                    * (0.9, 1.0, 1.1)[one.config["replica"]]
+                },
+                ended=100.0 * seed + one.config["replica"],
+            )
+            for one in rows(20, noise=0.001, seed=seed)
+        ]
 
     found = compared(turned(1.0, 0), turned(1.05, 1))
     assert found.verdict == "not decided"
@@ -130,11 +155,13 @@ def test_a_drift_that_neighbouring_rounds_share_is_no_noise(points: int) -> None
     def turned(by: float, apart: int, first: int) -> list[TrialRow]:
         draw = random.Random(first)
         return [
-            replace(row(at, 0, [10 * by * 1.04**turn * math.exp(draw.gauss(0, 0.004))] * 3),
-                    ended=turn * apart + first + at / 100)
+            replace(
+                row(at, 0, [10 * by * 1.04**turn * math.exp(draw.gauss(0, 0.004))] * 3),
+                ended=turn * apart + first + at / 100,
+            )
             for turn in range(7)
             for at in range(points)
-        ]  # fmt: skip
+        ]
 
     in_turns = compared(turned(1, 2, 0), turned(1.05, 2, 1))
     assert in_turns.verdict == "slower"
@@ -186,8 +213,12 @@ def test_pairs_ignore_how_often_a_point_was_measured_but_not_what_it_is() -> Non
 
 
 def test_a_point_that_ends_otherwise_is_lost_or_gained() -> None:
-    broken = [replace(one, status="oom", reason="too <b>large</b>", metrics={}, samples={})
-              if one.index == 0 else one for one in rows()]  # fmt: skip
+    broken = [
+        replace(one, status="oom", reason="too <b>large</b>", metrics={}, samples={})
+        if one.index == 0
+        else one
+        for one in rows()
+    ]
     found = compared(rows(), broken)
     assert [one.verdict for one in found.points].count("lost") == 1
     assert found.regressions(9.0) == [found.points[0]]
@@ -210,9 +241,11 @@ def test_what_changed_is_told() -> None:
     changed = {**spec, "measure": {"repeats": 9}, "name": "b", "tracking": {"uri": "y"}}
     found = compare(side(rows(), **spec), side(b, "b", **changed))
     assert views.changes(found) == [
-        "commit: – → fffffff", "torch: 2.13.0 → 2.14.0", "repeats: 5 → 9",
+        "commit: – → fffffff",
+        "torch: 2.13.0 → 2.14.0",
+        "repeats: 5 → 9",
         "spec.measure.repeats: 5 → 9",
-    ]  # fmt: skip
+    ]
     assert compared(rows(), rows()).changes == []
 
 
@@ -228,8 +261,12 @@ def test_the_order_of_rows_and_a_second_time_change_nothing() -> None:
 
 def test_an_interval_that_holds_both_sides_of_the_limit_decides_nothing() -> None:
     a, b = (rows(seed=seed, noise=0.04, replicas=5) for seed in (0, 1))
-    b = [replace(one, metrics={"median_ms": one.metrics["median_ms"] * 1.1})
-         if one.index == 2 else one for one in b]  # fmt: skip
+    b = [
+        replace(one, metrics={"median_ms": one.metrics["median_ms"] * 1.1})
+        if one.index == 2
+        else one
+        for one in b
+    ]
     found = compared(a, b)
     assert found.points[2].verdict == "not decided"
     assert views.failure(found, 0.05) == ""

@@ -62,8 +62,10 @@ def test_panels_are_problems() -> None:
     assert [panel.title for panel in panels] == ["forward", "forward+backward"]
     assert [len(panel.points) for panel in panels] == [8, 8]
     assert left_out == 0
-    many = [row(i, timed(5.0), heads=h, head_dim=d) for i, (h, d) in enumerate(
-        (h, d) for h in (1, 2, 4) for d in (16, 32, 64))]  # fmt: skip
+    many = [
+        row(i, timed(5.0), heads=h, head_dim=d)
+        for i, (h, d) in enumerate((h, d) for h in (1, 2, 4) for d in (16, 32, 64))
+    ]
     panels, left_out = data.panels(data.points(many))
     assert (len(panels), left_out) == (6, 3)
     assert panels[0].title == "heads1 dim16"
@@ -75,10 +77,14 @@ def test_lines_have_a_point_per_length_and_the_best_comes_first() -> None:
     rows = [
         row(i, timed(ms, mib), seq_len=length, partition=partition)
         for i, (length, partition, ms, mib) in enumerate(
-            [(8192, "zigzag", 20.0, 80.0), (2048, "zigzag", 5.0, 20.0),
-             (2048, "striped", 4.0, 30.0), (8192, "striped", 40.0, 70.0)]
+            [
+                (8192, "zigzag", 20.0, 80.0),
+                (2048, "zigzag", 5.0, 20.0),
+                (2048, "striped", 4.0, 30.0),
+                (8192, "striped", 40.0, 70.0),
+            ]
         )
-    ]  # fmt: skip
+    ]
     (panel,), _ = lines.varying_lengths(data.points(rows), "tflops")
     found = lines.lines(panel, ["partition"], "tflops")
 
@@ -129,7 +135,7 @@ def test_speed_up_is_one_over_the_ratio() -> None:
         for i, (partition, transport, ms) in enumerate(
             [("zigzag", "ring", 80.0), ("striped", "ring", 125.0), ("zigzag", "ulysses", 50.0)]
         )
-    ]  # fmt: skip
+    ]
     points = data.points(rows)
     (panel,), _ = data.panels(points, beside=("seq_len",))
     found = speedup.bars(panel, data.strategies(points))

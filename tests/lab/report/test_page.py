@@ -84,8 +84,9 @@ def test_texts_are_texts() -> None:
 
 def test_nothing_is_asked_for_and_no_other_script_runs() -> None:
     text = made()
-    assert not re.findall(r"(?:src|href)=[\"']?(?!#)\w", re.sub(r"<script>.*?</script>", "", text,
-                                                               flags=re.DOTALL))  # fmt: skip
+    assert not re.findall(
+        r"(?:src|href)=[\"']?(?!#)\w", re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    )
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
     assert policy.startswith("default-src 'none'")
     assert "'unsafe-inline'" not in policy.partition("script-src")[2]

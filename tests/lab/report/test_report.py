@@ -30,9 +30,15 @@ from tests.support.report_rows import (
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.84, "840 ms"), (1.25, "1.2 s"), (59.4, "59 s"), (59.6, "1:00"), (205, "3:25"),
-     (3725, "1:02:05")],
-)  # fmt: skip
+    [
+        (0.84, "840 ms"),
+        (1.25, "1.2 s"),
+        (59.4, "59 s"),
+        (59.6, "1:00"),
+        (205, "3:25"),
+        (3725, "1:02:05"),
+    ],
+)
 def test_durations(seconds: float, text: str) -> None:
     assert units.duration(seconds) == text
 
@@ -70,8 +76,11 @@ def test_every_config_field_that_can_vary_has_a_head() -> None:
 
 def test_replicas_that_are_ok_are_one_row_of_the_results() -> None:
     made = planned(TEXT + "measure: {replicas: 3}\n")
-    first = [t for t in made.trials if t.config.as_dict() | {"replica": 0} == made.trials[
-        0].config.as_dict()]  # fmt: skip
+    first = [
+        t
+        for t in made.trials
+        if t.config.as_dict() | {"replica": 0} == made.trials[0].config.as_dict()
+    ]
     ends = [outcome(10.0), Outcome("timeout", "too slow"), outcome(30.0)]
     others = [row(made.trials[1], outcome(7.0))]
     rows = [row(trial, end) for trial, end in zip(first, ends, strict=True)]
@@ -127,9 +136,20 @@ def test_the_results_table_ends_with_the_numbers() -> None:
     table = tables.results_table(results(made), ("partition", "seq_len", "direction"))
     heads = [column.header for column in table.columns]
     assert heads == [
-        "#", "partition", "length", "direction", "status", "median ms", "p20–p80 ms",
-        "baseline ms", "ratio", "TFLOP/s", "peak MiB", "sent MiB", "why",
-    ]  # fmt: skip
+        "#",
+        "partition",
+        "length",
+        "direction",
+        "status",
+        "median ms",
+        "p20–p80 ms",
+        "baseline ms",
+        "ratio",
+        "TFLOP/s",
+        "peak MiB",
+        "sent MiB",
+        "why",
+    ]
     to = console(200, terminal=False)
     tables.show(table, to)
     text = to.export_text()

@@ -108,10 +108,11 @@ def test_the_winner_is_the_same_in_text_table_mlflow_and_figures() -> None:
     for panel in panels:
         longest = max(point.config["seq_len"] for point in panel.points)
         (one,) = [
-            one for one in best
+            one
+            for one in best
             if one.config["seq_len"] == longest
             and one.config["direction"] == panel.points[0].config["direction"]
-        ]  # fmt: skip
+        ]
         name = data.strategy(one, fields)
         assert speedup.bars(panel, fields).names[0] == name
     drawn = pareto.draw(points)
