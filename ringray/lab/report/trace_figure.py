@@ -48,26 +48,6 @@ class Bar(NamedTuple):
     took: float
     moved: int
 
-    @property
-    def legend(self) -> str:
-        """The bar's entry in the legend, a key of ``_COLOURS``."""
-        if self.kind != "compute":
-            return "wait" if self.kind == "wait" else "transfer under way"
-        which = "backward" if self.name.startswith("backward") else "forward"
-        return f"compute, {which} (chunk)"
-
-    @property
-    def title(self) -> str:
-        """The text that the pointer shows."""
-        moved = f", {self.moved / MIB:.2f} MiB" if self.moved else ""
-        return f"{self.kind}: {self.name}{moved}, {self.took:.2f} ms"
-
-    def label(self, room: float) -> str:
-        """Returns a computation's chunk or its number, where ``room`` pixels hold it."""
-        chunk = self.name.rpartition(": ")[2] if self.kind == "compute" else ""
-        texts = (chunk, chunk.rpartition(" ")[2])
-        return next((text for text in texts if len(text) * _CHARACTER + 4 < room), "")
-
 
 def read(text: str) -> list[Bar]:
     """Returns the bars of a trace.
@@ -112,7 +92,7 @@ def chart(bars: Sequence[Bar], caption: str = "") -> style.Chart:
     first = {rank: top for (rank, _), top in reversed(tops.items())}
     middles = {top + _HEIGHTS["compute"] / 2: f"rank {rank}" for rank, top in first.items()}
     records = [_record(bar, tops[bar.rank, bar.lane], bar.took / end * _WIDTH) for bar in bars]
-    used = [name for name in _COLOURS if any(bar.legend == name for bar in bars)]
+    used = [name for name in _COLOURS if any(record["legend"] == name for record in records)]
     colours = alt.Scale(domain=used, range=[_COLOURS[name] for name in used])
     scale = alt.Scale(domain=[0, bottom], reverse=True, nice=False)
     places, names = [*middles], style.labels(middles)
@@ -143,11 +123,20 @@ def chart(bars: Sequence[Bar], caption: str = "") -> style.Chart:
 
 def _record(bar: Bar, top: float, room: float) -> dict[str, Any]:
     """Returns a bar, ``room`` pixels wide, as the chart takes it."""
+    legend, label = "wait" if bar.kind == "wait" else "transfer under way", ""
+    if bar.kind == "compute":
+        which = "backward" if bar.name.startswith("backward") else "forward"
+        legend = f"compute, {which} (chunk)"
+        chunk = bar.name.rpartition(": ")[2]
+        texts = (chunk, chunk.rpartition(" ")[2])  # the latter is its number alone
+        label = next((text for text in texts if len(text) * _CHARACTER + 4 < room), "")
+    moved = f", {bar.moved / MIB:.2f} MiB" if bar.moved else ""
+    title = f"{bar.kind}: {bar.name}{moved}, {bar.took:.2f} ms"
     height, ended = _HEIGHTS[bar.kind], bar.began + bar.took
-    record: dict[str, Any] = {"legend": bar.legend, "title": bar.title, "label": bar.label(room)}
+    record: dict[str, Any] = {"legend": legend, "title": title, "label": label}
     record |= {"began": bar.began, "ended": ended, "middle": bar.began + bar.took / 2}
     record |= {"top": top, "bottom": top + height, "centre": top + height / 2}
-    return record | {"wide": room > 3, "pale": "backward" in bar.legend}
+    return record | {"wide": room > 3, "pale": "backward" in legend}
 
 
 def _lanes(bars: Sequence[Bar]) -> tuple[dict[tuple[int, int], float], float]:
