@@ -87,12 +87,11 @@ class Comparison:
     def regressions(self, above: float) -> list[PointChange]:
         """Returns the points that are worse by more than the share ``above`` whatever the noise, or
         that have no value any more."""
-
-        def regressed(point: PointChange) -> bool:
-            worse = point.change is not None and self._worse(point.change)[0] > above
-            return worse or point.verdict == "lost"
-
-        return list(filter(regressed, self.points))
+        return [
+            point
+            for point in self.points
+            if point.verdict == "lost" or (point.change and self._worse(point.change)[0] > above)
+        ]
 
     def regressed(self, above: float) -> bool:
         """Tells whether the sweep as a whole is worse by more than ``above`` whatever the noise."""

@@ -85,8 +85,9 @@ class SweepNoise:
         self._exact, self._paired = exact, paired
         sides = [[np.array(side.logs) for side in pair] for pair in values]
         within = np.array([[statistics.fmean(side.within) for side in pair] for pair in values])
-        if paired:
+        if paired:  # what both sides of a round share is no change
             sides = [[np.zeros(1), b - a] for a, b in sides]
+        noisy = [pair[1:] if paired else pair for pair in sides]  # not the zeros
         self._changes = np.array([np.median(b) - np.median(a) for a, b in sides])
         self._count = count = len(sides)
 
@@ -95,7 +96,7 @@ class SweepNoise:
             of a mean times pi / 2, of a normal distribution."""
             return (1 if len(logs) < 3 else math.pi / 2) / len(logs)
 
-        self._share = np.array([sum(map(of_median, pair[paired:])) for pair in sides])
+        self._share = np.array([sum(map(of_median, pair)) for pair in noisy])
         rest = [[logs - logs.mean() for logs in pair] for pair in sides]
         freedom = np.array([float(sum(len(logs) - 1 for logs in pair)) for pair in sides])
         self.assumed = not exact and not freedom.any()
@@ -107,7 +108,7 @@ class SweepNoise:
                         pair[side] = pair[side] - moved[: len(pair[side])]
             freedom *= 1 - 1 / count  # each turn took one of its points
         squares = np.array([sum(float(logs @ logs) for logs in pair) for pair in rest])
-        self._replicas = [min(map(len, pair[paired:])) for pair in rest]
+        self._replicas = [min(map(len, pair)) for pair in noisy]
         self._moved_within_turns = _neighbours_alike(rest)
         self._ranges = np.array([max(float(np.ptp(logs)) for logs in pair) for pair in rest])
         # A difference of rounds has the noise of both sides.
@@ -168,6 +169,8 @@ class SweepNoise:
             parts, least = [(own[index], self._freedom[index]), *self._machine], 0.0
             doubtful = replicas <= _AGREE or self._moved_within_turns
             if doubtful and self._count >= _ALIKE:
+                # Its own replicas may agree by chance; those of the others tell how far apart
+                # they could be.
                 least = _BEYOND * float(np.delete(self._ranges, index).max())
             elif replicas < _AGREE:
                 parts.append((self._share[index] * UNKNOWN**2, _GUESSED))
