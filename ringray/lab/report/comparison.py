@@ -164,12 +164,14 @@ def _only(
 
 def _measurement(row: TrialRow) -> str:
     """Returns what tells a measurement from any other."""
+    # A store has more digits of a time than a line of ``--json``.
     return repr((sorted(row.config.items()), sorted(row.metrics.items()), round(row.ended or 0, 3)))
 
 
 def _points(rows: Sequence[TrialRow], metric: Metric) -> dict[str, list[TrialRow]]:
     """Returns the rows of each point that was measured, by what makes it a point."""
     apart = {"replica"}
+    # More repeats measure the same time, but they and the seed make another training or error.
     if metric.group not in ("training", "error"):
         apart.update(_MEASURING, () if metric.group == "baseline" else _BASELINE)
 
@@ -201,7 +203,7 @@ def _values(rows: Sequence[TrialRow], metric: Metric, rounds: Mapping[int, int])
             measured = math.log(value), variance_of_median(repeats)
             by_round.setdefault(rounds[id(row)], []).append(measured)
     several = list(by_round.values())
-    if len(several) == 1:
+    if len(several) == 1:  # sides one after the other: each replica tells of the noise
         several = [[replica] for replica in several[0]]
     return Values(
         [statistics.median(log for log, _ in some) for some in several],

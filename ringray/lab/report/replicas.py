@@ -24,7 +24,7 @@ def groups(items: Iterable[_T], key: Callable[[_T], object]) -> list[list[_T]]:
     """Groups items of equal keys, in the order of the first of each group."""
     by_key: dict[str, list[_T]] = {}
     for item in items:
-        by_key.setdefault(repr(key(item)), []).append(item)
+        by_key.setdefault(repr(key(item)), []).append(item)  # keys hold lists: no hash
     return list(by_key.values())
 
 

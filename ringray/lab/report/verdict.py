@@ -46,6 +46,7 @@ def contests(rows: Iterable[TrialRow]) -> list[Contest]:
     """Returns a contest for each problem with a time, in the order of ``rows``."""
     good = [row for row in rows if row.status == "ok"]
     points = data.having(data.points(good), "median_ms")
+    # Points have medians over their replicas; the ranking needs each replica, for its noise.
     measured = groups(good, lambda row: {**row.config, "replica": 0})
     replicas = {same[0].key: RankedPoint(same[0].key, same[0].config, same) for same in measured}
     rankings = [rank(replicas[row.key] for row in same) for same in by_problem(points)]

@@ -41,7 +41,7 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
 def curve(point: TrialRow, name: str) -> list[tuple[int, float]]:
     """Returns step and value, at most ``_STEPS`` of them; [] where it is not reported by step."""
     values = point.samples.get(name, [])
-    every = -(-len(values) // _STEPS) or 1
+    every = -(-len(values) // _STEPS) or 1  # rounded up
     thinned = [(index + 1, value) for index, value in enumerate(values) if (index + 1) % every == 0]
     return [pair for pair in thinned if math.isfinite(pair[1])] if len(values) > 1 else []
 

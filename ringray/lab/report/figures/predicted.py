@@ -50,7 +50,8 @@ def _panel(
 ) -> style.Layers:
     title, unit, size = _SHOWN[metric]
     records: style.Records = []
-    for point, value in pairs[:: -(-len(pairs) // _MOST)]:
+    every = -(-len(pairs) // _MOST)  # rounded up
+    for point, value in pairs[::every]:
         name, length = data.strategy(point, fields), style.tokens(point.config["seq_len"])
         place = {"x": value / size, "y": point.metrics[metric] / size}
         records.append({"strategy": name, "tokens": length, **place})

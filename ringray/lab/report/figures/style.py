@@ -115,6 +115,7 @@ def grid(
     """Returns a figure of panels, ``_COLUMNS`` in a row; ``names`` stand at the y axes."""
     columns = min(len(panels), _COLUMNS)
     width = PANEL[0] if columns > 1 else _ALONE
+    # An axis has room for 50 pixels of names; longer ones take theirs from the panel.
     width -= max(0, min(_NAME, round(max(map(len, names), default=0) * _CHARACTER)) - 50)
     if left_out:
         title += f"  (and {left_out} more problems: see the table)"
@@ -164,6 +165,7 @@ def looks(names: Sequence[str], baseline: str | None = None) -> dict[str, Any]:
 
 def columns(names: Sequence[str]) -> int:
     """Returns how many entries of a legend fit beside each other."""
+    # In 720 pixels of a figure; a symbol with its padding takes as much as six characters.
     return max(1, min(len(names), int(720 / ((max(map(len, names)) + 6) * _CHARACTER))))
 
 
@@ -171,7 +173,7 @@ def lengths(values: Sequence[float]) -> alt.X:
     """Returns a logarithmic x axis with ticks at (some of) the sequence lengths."""
     ticks = sorted(set(values))
     step = math.ceil(len(ticks) / 7)
-    shown = ticks[::-1][::step][::-1]
+    shown = ticks[::-1][::step][::-1]  # the longest always is
     axis = alt.Axis(
         values=shown, labelExpr=labels({length: tokens(length) for length in shown}), grid=True
     )

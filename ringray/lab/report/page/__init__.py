@@ -101,6 +101,7 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
+        # Every text that is shown, wherever it came from, is without control characters.
         finalize=lambda value: plain(value) if type(value) is str else value,
     )
     charts = _has_picture(sections)
