@@ -36,28 +36,26 @@ _BASELINE = ("baseline", "baseline_threads")
 
 @dataclass(frozen=True)
 class ComparedSide:
-    """The measurements of one side. ``label``: as the user named it; ``rows``: each with its
-    environment; a point may have several of one replica. ``spec`` is {} where it is not known."""
+    """The measurements of one side."""
 
-    label: str
+    label: str  # as the user named it
     name: str
     digest: str
-    spec: Mapping[str, Any]
-    rows: Sequence[TrialRow]
+    spec: Mapping[str, Any]  # {} where it is not known
+    rows: Sequence[TrialRow]  # each with its environment; a replica may have several
 
 
 @dataclass(frozen=True)
 class PointChange:
-    """A point of both sides. ``a``, ``b``: medians of the metric, None if no trial ended well;
-    ``replicas``: how many replicas, or rounds, did; ``reason``: why one of them has no value."""
+    """A point of both sides."""
 
     config: Mapping[str, Any]
-    a: float | None
+    a: float | None  # median of the metric; None if no trial ended well
     b: float | None
-    replicas: tuple[int, int]
+    replicas: tuple[int, int]  # how many of them, or of rounds, ended well
     change: Effect | None
     verdict: Verdict
-    reason: str = ""
+    reason: str = ""  # why a or b is None
 
 
 class Change(NamedTuple):
@@ -70,8 +68,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of :func:`compare`. ``only``: configs of points that one side alone has; ``same``:
-    number of measurements that are on both sides."""
+    """The result of :func:`compare`."""
 
     a: ComparedSide
     b: ComparedSide
@@ -79,10 +76,10 @@ class Comparison:
     points: list[PointChange]
     overall: Effect
     verdict: Verdict
-    only: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]
+    only: tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]  # configs that one side has
     changes: list[Change]
-    assumed: bool  # the noise between trials
-    same: int
+    assumed: bool  # the noise between trials, which nothing tells
+    same: int  # measurements that are on both sides
 
     def regressions(self, above: float) -> list[PointChange]:
         """Returns the points that are worse by more than the share ``above`` whatever the noise, or

@@ -59,22 +59,20 @@ _LEAST = 1e-10  # variance of any measurement
 
 
 class Effect(NamedTuple):
-    """A change: B over A, and where that lies in 95% of comparisons; ``surely_low`` and
-    ``surely_high``: where it lies with the whole and all other points, in 97.5% of them."""
+    """A change of a point or of the whole."""
 
-    ratio: float
-    low: float
+    ratio: float  # B over A
+    low: float  # it lies between these in 95% of comparisons
     high: float
-    surely_low: float
+    surely_low: float  # all changes of a comparison lie between these in 97.5% of them
     surely_high: float
 
 
 class Values(NamedTuple):
-    """Logarithms of the values of a point on one side in the order of measurement, and the
-    variances of each that its repeats explain."""
+    """The values of a point on one side, in the order of measurement."""
 
-    logs: list[float]
-    within: list[float]
+    logs: list[float]  # logarithms
+    within: list[float]  # the variance of each that its repeats explain
 
 
 class SweepNoise:

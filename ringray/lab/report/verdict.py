@@ -26,15 +26,13 @@ _DRIFT = 1.25  # times the shortest time of the baseline, from which its drift i
 
 
 class Contest(NamedTuple):
-    """The points of one problem in the order of their ``ranking``. ``problem``: what tells it from
-    the others, "" if it is the only one; ``names``: of the strategies, by key; ``beside``: the
-    chance that the first is only by its noise as far from the time of its baseline."""
+    """The points of one problem."""
 
-    points: list[TrialRow]
+    points: list[TrialRow]  # in the order of their ranking
     ranking: Ranking
-    problem: str
-    names: Mapping[str, str]
-    beside: float
+    problem: str  # what tells it from the others, "" if it is the only one
+    names: Mapping[str, str]  # of the strategies, by key
+    beside: float  # chance that the first is as far from its baseline's time by its noise alone
 
     @property
     def first(self) -> TrialRow:

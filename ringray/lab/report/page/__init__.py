@@ -54,10 +54,10 @@ class Code(NamedTuple):
 
 
 class Number(NamedTuple):
-    """A cell of a table that is a number and sorts as one; ``value`` is None if it has none."""
+    """A cell of a table that is a number and sorts as one."""
 
     text: str
-    value: float | None
+    value: float | None  # None sorts last
     tone: str = ""
 
 
