@@ -60,9 +60,9 @@ class RunningTrial:
 class Board:
     """A plan and the outcome of each of its trials so far.
 
-    ``done``: trials that have ended, by key; ``ago``: seconds since this run of the sweep began,
-    which measured some of them. ``labels``: the names of trials in this sweep, by key; ``fault``:
-    the last trial that failed, and why.
+    Args:
+        done: trials that have ended, by key.
+        ago: seconds since this run of the sweep began, which measured some of them.
     """
 
     def __init__(self, plan: Plan, done: Mapping[str, TrialRow], ago: float = 0.0) -> None:
@@ -70,7 +70,7 @@ class Board:
         runnable = plan.runnable
         configs = {trial.key: trial.config.as_dict() for trial in runnable}
         self.fields = words.varying(configs.values())
-        self.labels = words.names(configs, plan.spec.name)
+        self.labels = words.names(configs, plan.spec.name)  # by key
         self.groups: list[BoardGroup] = []
         self._group_of: dict[str, BoardGroup] = {}
         for same in groups(runnable, lambda trial: trial.config.changed(replica=0)):
@@ -84,7 +84,8 @@ class Board:
         self.running: dict[str, RunningTrial] = {}  # by key, in the order of their begin
         self.beside = 1  # the most trials at a time so far
         self.last: BoardGroup | None = None
-        self.note = self.fault = ""
+        self.note = ""
+        self.fault = ""  # the last trial that failed, and why
         self.rows = dict(done)  # what ended, by key
         self._began = time.monotonic() - ago
         self._problems = words.varying(configs.values(), words.PROBLEM)

@@ -16,10 +16,10 @@ _CODE = 7  # digits
 
 
 class Measured(NamedTuple):
-    """One measurement; ``current``: it is the one that counts."""
+    """One measurement."""
 
     row: TrialRow
-    current: bool
+    current: bool  # the one that counts
 
 
 def measurements(trials: Iterable[TrialRow], earlier: Iterable[TrialRow]) -> list[Measured]:

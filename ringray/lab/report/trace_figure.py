@@ -38,15 +38,15 @@ _COLOURS = {
 
 
 class Bar(NamedTuple):
-    """One rectangle; ``began`` and ``took`` are milliseconds, ``moved`` bytes."""
+    """One rectangle."""
 
     rank: int
     lane: int
-    kind: str
+    kind: str  # a key of _HEIGHTS
     name: str
-    began: float
+    began: float  # milliseconds
     took: float
-    moved: int
+    moved: int  # bytes
 
 
 def read(text: str) -> list[Bar]:

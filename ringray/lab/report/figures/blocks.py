@@ -21,20 +21,20 @@ _MOST = 4.0  # times the least time; slower cells have the same colour
 
 
 class Cell(NamedTuple):
-    """The least time of a cell, in milliseconds; ``detail``: its blocks without the sizes."""
+    """A cell of a heat map."""
 
-    ms: float
-    detail: str
+    ms: float  # the least time
+    detail: str  # its blocks without the sizes
 
 
 class Map(NamedTuple):
-    """A heat map: its title, the names of both axes and the cells by (x, y)."""
+    """A heat map."""
 
     title: str
-    x: str
+    x: str  # names of the axes
     y: str
-    cells: dict[tuple[int, int], Cell]
-    default_ms: float | None
+    cells: dict[tuple[int, int], Cell]  # by their values on the axes
+    default_ms: float | None  # the time of the default blocks
 
 
 def maps(points: Sequence[TrialRow]) -> tuple[list[Map], int]:

@@ -18,9 +18,9 @@ _UNNAMED = ("partition", "transport")  # the name of a strategy where there is o
 
 
 class Panel(NamedTuple):
-    """The points of one set of axes; ``title``: the values that tell it from other panels."""
+    """The points of one set of axes."""
 
-    title: str
+    title: str  # the values that tell it from other panels
     points: Sequence[TrialRow]
 
 
@@ -53,7 +53,7 @@ def panels(points: Sequence[TrialRow], beside: Sequence[str] = ()) -> tuple[list
 
 
 def strategies(points: Sequence[TrialRow]) -> tuple[str, ...]:
-    """Returns the fields of the strategy in which ``found`` differ."""
+    """Returns the fields of the strategy in which ``points`` differ."""
     return words.varying((point.config for point in points), words.STRATEGY)
 
 

@@ -19,11 +19,11 @@ _SHADES = tuple(map(colour, ("s1", "s2", "s3", "s4")))
 
 
 class Bars(NamedTuple):
-    """Speed-ups of one panel by strategy and length: the largest at the greatest length first."""
+    """Speed-ups of one panel."""
 
-    names: list[str]
+    names: list[str]  # of strategies, the largest speed-up at the greatest length first
     lengths: list[int]
-    values: dict[tuple[str, int], float]
+    values: dict[tuple[str, int], float]  # by strategy and length
 
 
 def bars(panel: Panel, fields: Sequence[str]) -> Bars:

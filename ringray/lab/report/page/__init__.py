@@ -25,10 +25,10 @@ from ringray.lab.report.palette import PALETTE, VEGA_LITE
 
 
 class Text(NamedTuple):
-    """A paragraph; ``tone``: "", "good", "bad" or "pale"."""
+    """A paragraph."""
 
     text: str
-    tone: str = ""
+    tone: str = ""  # or "good", "bad", "pale"
     block: str = "text"
 
 
@@ -62,24 +62,21 @@ class Number(NamedTuple):
 
 
 class PageTable(NamedTuple):
-    """A table; the first cell of a row is its heading. A number makes its column one of numbers.
-
-    ``sorts``: it has a filter and its columns sort.
-    """
+    """A table; the first cell of a row is its heading. A number makes its column one of numbers."""
 
     caption: str
     heads: Sequence[str]
     rows: Sequence[Sequence[str | Number]]
-    sorts: bool = False
+    sorts: bool = False  # by any column; with a filter
     block: str = "table"
 
 
 class Picture(NamedTuple):
-    """A figure: its SVG, and the Vega-Lite chart that takes its place where scripts run."""
+    """A figure."""
 
     title: str
     svg: str
-    chart: dict[str, Any]
+    chart: dict[str, Any]  # for Vega-Lite, takes the place of the SVG where scripts run
     block: str = "picture"
 
 
