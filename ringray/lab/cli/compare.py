@@ -68,7 +68,7 @@ def compare(arguments: argparse.Namespace) -> int:
         say(console, f"A: {views.origin(a)}", f"B: {views.origin(b)}")
         say(console, *(f"   {line}" for line in views.changes(result)))
         console.print()
-        points = views.worst(result.points, result.metric.less_is_better)
+        points = views.worst(result)
         few = points if arguments.all else points[:ROWS]
         tables.show(views.points_table(result, few), console)
         if len(few) < len(points):

@@ -100,15 +100,16 @@ def changes(result: Comparison) -> list[str]:
     return [f"{change.what}: {change.a} → {change.b}" for change in result.changes]
 
 
-def worst(points: Sequence[PointChange], less_is_better: bool) -> list[PointChange]:
-    """Sorts points: those without a value in B, then by how much they are worse."""
+def worst(result: Comparison) -> list[PointChange]:
+    """Sorts the points: those without a value in B, then by how much they are worse."""
+    sign = -1 if result.metric.less_is_better else 1
 
     def rank(point: PointChange) -> float:
         if point.change is None:
             return -math.inf if point.verdict == "lost" else math.inf
-        return -point.change.ratio if less_is_better else point.change.ratio
+        return sign * point.change.ratio
 
-    return sorted(points, key=rank)
+    return sorted(result.points, key=rank)
 
 
 def points_table(result: Comparison, points: Sequence[PointChange]) -> Table:
@@ -186,7 +187,7 @@ def html(result: Comparison, above: float | None) -> str:
     blocks += [page.Text(f"regression: {failed}", "bad")] if failed else []
     blocks += [page.Text(doubtful)] if doubtful else []
     blocks.append(page.Listing(lines[1:]))
-    points = worst(result.points, result.metric.less_is_better)
+    points = worst(result)
     heads, rows = _cells(result, points)
     changed: list[Any] = [page.Facts([("A", origin(result.a)), ("B", origin(result.b))])]
     if result.changes:

@@ -320,6 +320,13 @@ def _metric_cells(
             cell.append(f" ×{len(group.ended)}")
         elif metric.group == "baseline" and bars:  # half a bar is the baseline's time
             ratio = min(values.get(metric.name, 0.0), _BAR_TOP)
-            bar = ProgressBar(_BAR_TOP, ratio, _BAR, False, "", cell.style, cell.style)
+            bar = ProgressBar(
+                total=_BAR_TOP,
+                completed=ratio,
+                width=_BAR,
+                style="",
+                complete_style=cell.style,
+                finished_style=cell.style,
+            )
             cells.append(bar if metric.name in values else "")
     return cells

@@ -223,7 +223,7 @@ def test_a_point_that_ends_otherwise_is_lost_or_gained() -> None:
     assert [one.verdict for one in found.points].count("lost") == 1
     assert found.regressions(9.0) == [found.points[0]]
     assert views.failure(found, 9.0) == "1 point without a result in B"
-    assert views.worst(found.points, less_is_better=True)[0].reason == "oom: too <b>large</b>"
+    assert views.worst(found)[0].reason == "oom: too <b>large</b>"
     back = compared(broken, rows())
     assert [one.verdict for one in back.points].count("gained") == 1
     assert not back.regressions(0.0)
