@@ -235,7 +235,8 @@ def test_gradients_beside_what_lies_between() -> None:
         torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
 
 
-DKV_FREED = "    mbarrier.arrive(empty.index(slot), count=1)\n"
+DKV_READ = "            sum_k, sum_v = warpgroup_mma_wait(0, deps=[sum_k, sum_v])\n"
+DKV_FREED = "            mbarrier.arrive(empty.index(slot), count=1)\n"
 DQ_READ = "            dp, acc = warpgroup_mma_wait(0, deps=[dp_next, acc_next])\n"
 DQ_FREED = "            mbarrier.arrive(empty.index(before), count=1)\n" + SLEEP
 
@@ -243,11 +244,11 @@ DQ_FREED = "            mbarrier.arrive(empty.index(before), count=1)\n" + SLEEP
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])\n" + DKV_FREED,
-         DKV_FREED + SLEEP[8:] + "    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])\n"),
+        (DKV_READ + DKV_FREED, DKV_FREED + SLEEP + DKV_READ),
         (DQ_READ, DQ_READ.replace("wait(0", "wait(1")),
         (DQ_READ, DQ_FREED + DQ_READ),
-        ("count=1)\n\n\n@gluon.jit\ndef _dkv_step", "count=0)\n\n\n@gluon.jit\ndef _dkv_step"),
+        ("count=1)\n\n\n@gluon.jit\ndef _compute_dkv",
+         "count=0)\n\n\n@gluon.jit\ndef _compute_dkv"),
     ],
     ids=["freed early", "not waited for", "freed twice", "sums not there"],
 )  # fmt: skip

@@ -66,10 +66,10 @@ def architecture(device: torch.device) -> str:
 
 
 def configured(config: BlockConfig | None, problem: Problem, target: Target) -> BlockConfig:
-    """Returns ``given`` if it fits, or the default for None.
+    """Returns ``config`` if it fits, or the default for None.
 
     Raises:
-        ValueError: ``given`` cannot compute the problem on the target.
+        ValueError: ``config`` cannot compute the problem on the target.
     """
     if config is None:
         return default(problem, target)
@@ -118,10 +118,9 @@ def problem_of(
 ) -> Problem:
     """Returns the problem that a configuration must fit; descriptors may describe ``streamed``."""
     q, k, v = operands[:3]
-    return Problem(
-        kernel, q.shape[3], dtype.itemsize, q.shape[1] // k.shape[1], streamable(*streamed),
-        v.shape[3], operands.extended,
-    )  # fmt: skip
+    group, aligned = q.shape[1] // k.shape[1], streamable(*streamed)
+    sizes = q.shape[3], dtype.itemsize, group
+    return Problem(kernel, *sizes, aligned, v.shape[3], operands.extended)
 
 
 def inside_cap(operands: Operands) -> float:

@@ -21,84 +21,6 @@ import triton.language as tl
 from ringray_kernels.backends.triton import tiles
 
 
-@triton.jit
-def _dkv_step(
-    dk0, dk1, dv0, dv1, k0, k1, v0, v1, q, dout, lse, delta, low, high, first, last, tile,
-    batch, head, rows_at, at, drop, scale, log2_scale, cap, bias,
-    stride_qs, stride_qd, stride_os, stride_od,
-    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_M: tl.constexpr,
-    DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, EMULATE_BF16: tl.constexpr,
-    SOFTCAP: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    DP_FIRST: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Adds one tile of query rows of one head to the running (dk0, dk1, dv0, dv1). Products are
-    transposed, (keys, rows), so that p and ds are left operands of the next products."""
-    begin = low + tile * BLOCK_M
-    columns = tl.arange(0, BLOCK_M)
-    present = begin + columns < high
-    if MASKED:
-        row_lse = tl.load(lse + begin + columns, mask=present, other=float("-inf"))
-        # Rows without any key may hold NaN in q and dout, and 0 * NaN is NaN.
-        present = present & (row_lse > float("-inf"))
-        row_delta = tl.load(delta + begin + columns, mask=present, other=0.0)
-    else:
-        row_lse = tl.load(lse + begin + columns)
-        row_delta = tl.load(delta + begin + columns)
-    if DESCRIPTORS:
-        q0 = q.load([batch, head, begin, 0]).reshape(BLOCK_M, D0)
-        do0 = dout.load([batch, head, begin, 0]).reshape(BLOCK_M, V0)
-        if MASKED:
-            q0 = tl.where(present[:, None], q0, 0.0)
-            do0 = tl.where(present[:, None], do0, 0.0)
-        q1, do1 = q0, do0  # descriptors have one part
-    else:
-        q += begin.to(tl.int64) * stride_qs
-        o = dout + begin.to(tl.int64) * stride_os
-        q0, q1 = tiles.load_parts(
-            q, columns, present, stride_qs, stride_qd, D0, D1, HEAD_DIM, MASKED
-        )
-        do0, do1 = tiles.load_parts(
-            o, columns, present, stride_os, stride_od, V0, V1, VALUE_DIM, MASKED
-        )
-    s = tiles.product(k0, q0, k1, q1, D1, PRECISION)
-    if SOFTCAP:
-        s = tiles.tanh(s * cap)
-    scores = s * log2_scale
-    if bias is not None:
-        scores, _ = tiles.biased(s, log2_scale, bias, begin + columns, present, False, MASKED)
-    p = tl.exp2(scores - (row_lse * tiles.LOG2_E)[None, :])
-    if MASKED:
-        rows = (begin + columns)[None, :]
-        seen = (rows >= first[:, None]) & (rows < last[:, None])
-        p = tl.where(seen, p, 0.0)
-    if DP_FIRST:  # then the tensor cores have work during p, at the price of registers
-        dp = tiles.product(v0, do0, v1, do1, V1, PRECISION)
-    weights = p
-    if drop is not None:
-        row_at = tl.load(rows_at + begin + columns, mask=present, other=0)
-        stays = tiles.staying(drop, row_at[None, :], at[:, None], head, batch)
-        weights = tl.where(stays, p, 0.0)
-    if DV:
-        weights = tiles.narrow(weights, do0.dtype, EMULATE_BF16)
-        dv0 = tl.dot(weights, do0, dv0, input_precision=PRECISION)
-        if V1 > 0:
-            dv1 = tl.dot(weights, do1, dv1, input_precision=PRECISION)
-    if DK:
-        if not DP_FIRST:
-            dp = tiles.product(v0, do0, v1, do1, V1, PRECISION)
-        if drop is not None:
-            dp = tl.where(stays, dp * drop[4], 0.0)
-        ds = p * (dp - row_delta[None, :])
-        if SOFTCAP:
-            ds = ds * (1.0 - s * s)
-        ds = tiles.narrow(ds, q0.dtype, EMULATE_BF16)
-        dk0 = tl.dot(ds, q0, dk0, input_precision=PRECISION)
-        if D1 > 0:
-            dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
-    return dk0, dk1, dv0, dv1
-
-
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "key_rows", "group", *tiles.DROPS])
 def dkv_kernel(
     dout, q, k, v, lse, delta, start, end, dk, dv,
@@ -133,9 +55,9 @@ def dkv_kernel(
     key = block * BLOCK_N + lanes
     inside = key < key_rows
     key = tl.minimum(key, key_rows - 1)
-    at = key
+    key_positions = key
     if least is not None:
-        at = tl.load(keys_at + key)
+        key_positions = tl.load(keys_at + key)
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + key)
     last = tl.load(end + bounds + key)
@@ -164,28 +86,84 @@ def dkv_kernel(
         if not DESCRIPTORS:
             q_head = q + (batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh)
             o_head = dout + (batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh)
-        away = bias
+        head_bias = bias
         if bias is not None:
-            away = tiles.bias_of(bias, batch, head, key)
-        for index in range(count - whole):
-            tile = tiles.edge_tile(index, leading, whole)
-            dk0, dk1, dv0, dv1 = _dkv_step(
-                dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                low, high, first, last, tile, batch, head, rows_at, at, drop,
-                scale, log2_scale, cap, away,
-                stride_qs, stride_qd, stride_os, stride_od,
-                HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                EMULATE_BF16, SOFTCAP, DK, DV, DP_FIRST, True,
-            )  # fmt: skip
-        for tile in range(leading, leading + whole):
-            dk0, dk1, dv0, dv1 = _dkv_step(
-                dk0, dk1, dv0, dv1, k0, k1, v0, v1, q_head, o_head, lse + sums, delta + sums,
-                low, high, first, last, tile, batch, head, rows_at, at, drop,
-                scale, log2_scale, cap, away,
-                stride_qs, stride_qd, stride_os, stride_od,
-                HEAD_DIM, D0, D1, VALUE_DIM, V0, V1, BLOCK_M, DESCRIPTORS, PRECISION,
-                EMULATE_BF16, SOFTCAP, DK, DV, DP_FIRST, False,
-            )  # fmt: skip
+            head_bias = tiles.bias_of(bias, batch, head, key)
+        # Edge tiles come first, MASKED; the loop over whole tiles is compiled without masks.
+        # Products are transposed, (keys, rows), so that p and ds are left operands of the next.
+        for MASKED in tl.static_range(1, -1, -1):
+            first_tile = 0 if MASKED else leading
+            stop_tile = count - whole if MASKED else leading + whole
+            for index in range(first_tile, stop_tile):
+                tile = tiles.edge_tile(index, leading, whole) if MASKED else index
+                begin = low + tile * BLOCK_M
+                columns = tl.arange(0, BLOCK_M)
+                present = begin + columns < high
+                if MASKED:
+                    row_lse = tl.load(
+                        lse + sums + begin + columns, mask=present, other=float("-inf")
+                    )
+                    # Rows without any key may hold NaN in q and dout, and 0 * NaN is NaN.
+                    present = present & (row_lse > float("-inf"))
+                    row_delta = tl.load(delta + sums + begin + columns, mask=present, other=0.0)
+                else:
+                    row_lse = tl.load(lse + sums + begin + columns)
+                    row_delta = tl.load(delta + sums + begin + columns)
+                if DESCRIPTORS:
+                    q0 = q.load([batch, head, begin, 0]).reshape(BLOCK_M, D0)
+                    do0 = dout.load([batch, head, begin, 0]).reshape(BLOCK_M, V0)
+                    if MASKED:
+                        q0 = tl.where(present[:, None], q0, 0.0)
+                        do0 = tl.where(present[:, None], do0, 0.0)
+                    q1, do1 = q0, do0  # descriptors have one part
+                else:
+                    q_tile = q_head + begin.to(tl.int64) * stride_qs
+                    o_tile = o_head + begin.to(tl.int64) * stride_os
+                    q0, q1 = tiles.load_parts(
+                        q_tile, columns, present, stride_qs, stride_qd, D0, D1, HEAD_DIM, MASKED
+                    )
+                    do0, do1 = tiles.load_parts(
+                        o_tile, columns, present, stride_os, stride_od, V0, V1, VALUE_DIM, MASKED
+                    )
+                s = tiles.product(k0, q0, k1, q1, D1, PRECISION)
+                if SOFTCAP:
+                    s = tiles.tanh(s * cap)
+                scores = s * log2_scale
+                if bias is not None:
+                    scores, _ = tiles.biased(
+                        s, log2_scale, head_bias, begin + columns, present, False, MASKED
+                    )
+                p = tl.exp2(scores - (row_lse * tiles.LOG2_E)[None, :])
+                if MASKED:
+                    rows = (begin + columns)[None, :]
+                    visible = (rows >= first[:, None]) & (rows < last[:, None])
+                    p = tl.where(visible, p, 0.0)
+                if DP_FIRST:  # then the tensor cores have work during p, at the price of registers
+                    dp = tiles.product(v0, do0, v1, do1, V1, PRECISION)
+                weights = p
+                if drop is not None:
+                    row_positions = tl.load(rows_at + begin + columns, mask=present, other=0)
+                    stays = tiles.staying(
+                        drop, row_positions[None, :], key_positions[:, None], head, batch
+                    )
+                    weights = tl.where(stays, p, 0.0)
+                if DV:
+                    weights = tiles.narrow(weights, do0.dtype, EMULATE_BF16)
+                    dv0 = tl.dot(weights, do0, dv0, input_precision=PRECISION)
+                    if V1 > 0:
+                        dv1 = tl.dot(weights, do1, dv1, input_precision=PRECISION)
+                if DK:
+                    if not DP_FIRST:
+                        dp = tiles.product(v0, do0, v1, do1, V1, PRECISION)
+                    if drop is not None:
+                        dp = tl.where(stays, dp * drop[4], 0.0)
+                    ds = p * (dp - row_delta[None, :])
+                    if SOFTCAP:
+                        ds = ds * (1.0 - s * s)
+                    ds = tiles.narrow(ds, q0.dtype, EMULATE_BF16)
+                    dk0 = tl.dot(ds, q0, dk0, input_precision=PRECISION)
+                    if D1 > 0:
+                        dk1 = tl.dot(ds, q1, dk1, input_precision=PRECISION)
 
     key = key.to(tl.int64)
     dk_rows = batch.to(tl.int64) * stride_dkb + kv_head.to(tl.int64) * stride_dkh + key * stride_dks
@@ -204,24 +182,34 @@ def dkv_kernel(
 
 @triton.jit(do_not_specialize=["rows", "heads"])
 def delta_kernel(
-    dout, out, lse, delta,
-    stride_gb, stride_gh, stride_gs, stride_gd, stride_ob, stride_oh, stride_os, stride_od,
-    rows, heads, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    dout,
+    out,
+    lse,
+    delta,
+    stride_gb,
+    stride_gh,
+    stride_gs,
+    stride_gd,
+    stride_ob,
+    stride_oh,
+    stride_os,
+    stride_od,
+    rows,
+    heads,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Computes ``delta`` = rowsum(dout · out) in fp32, and 0 where ``lse`` is -inf."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)
     inside = row < rows
-    at = (batch * heads + head) * rows + row
-    seen = tl.load(lse + at, mask=inside, other=float("-inf")) > float("-inf")
+    result_row = (batch * heads + head) * rows + row
+    seen = tl.load(lse + result_row, mask=inside, other=float("-inf")) > float("-inf")
     wide = row.to(tl.int64)
-    g = tiles.load_tile(
-        dout + batch * stride_gb + head * stride_gh, wide, seen, stride_gs, stride_gd,
-        0, WIDTH, HEAD_DIM, True,
-    )  # fmt: skip
-    o = tiles.load_tile(
-        out + batch * stride_ob + head * stride_oh, wide, seen, stride_os, stride_od,
-        0, WIDTH, HEAD_DIM, True,
-    )  # fmt: skip
-    tl.store(delta + at, tl.sum(g.to(tl.float32) * o.to(tl.float32), 1), mask=inside)
+    dout += batch * stride_gb + head * stride_gh
+    g = tiles.load_tile(dout, wide, seen, stride_gs, stride_gd, 0, WIDTH, HEAD_DIM, True)
+    out += batch * stride_ob + head * stride_oh
+    o = tiles.load_tile(out, wide, seen, stride_os, stride_od, 0, WIDTH, HEAD_DIM, True)
+    tl.store(delta + result_row, tl.sum(g.to(tl.float32) * o.to(tl.float32), 1), mask=inside)

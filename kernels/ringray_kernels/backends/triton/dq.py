@@ -6,67 +6,6 @@ import triton.language as tl
 from ringray_kernels.backends.triton import tiles
 
 
-@triton.jit
-def _dq_step(
-    dq0, dq1, q0, q1, do0, do1, k, v, lse, delta, low, high, first, last, gaps, start, end,
-    rows, tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias,
-    sums, stride_kn, stride_kd, stride_vn, stride_vd,
-    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    EMULATE_BF16: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Adds one tile of keys to the running (dq0, dq1)."""
-    begin = low + tile * BLOCK_N
-    columns = tl.arange(0, BLOCK_N)
-    present = begin + columns < high
-    if MASKED:  # noqa: SIM102 - known to the compiler
-        if gaps:
-            present = present & tiles.seen_by_any(begin + columns, start, end, rows, ROWS)
-    if DESCRIPTORS:
-        k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
-        v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
-        if MASKED:  # keys that no query here sees may hold NaN, and 0 * NaN is NaN
-            k0 = tl.where(present[:, None], k0, 0.0)
-        k1, v1 = k0, v0
-    else:
-        k += begin.to(tl.int64) * stride_kn
-        v += begin.to(tl.int64) * stride_vn
-        k0, k1 = tiles.load_parts(
-            k, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED
-        )
-        v0, v1 = tiles.load_parts(
-            v, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
-        )
-    s = tiles.product(q0, k0, q1, k1, D1, PRECISION)
-    if SOFTCAP:
-        s = tiles.tanh(s * cap)
-    scores = s * scale
-    if bias is not None:
-        scores, places = tiles.biased(s, scale, bias, begin + columns, present, True, MASKED)
-    dp = tiles.product(do0, v0, do1, v1, V1, PRECISION)
-    if drop is not None:
-        key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
-        stays = tiles.staying(drop, at[:, None], key_at[None, :], head[:, None], batch)
-        dp = tl.where(stays, dp * drop[4], 0.0)
-    p = tl.exp2(scores - lse[:, None])
-    ds = p * (dp - delta[:, None])
-    if sums is not None:
-        keys = (begin + columns)[None, :]
-        seen = (keys >= first[:, None]) & (keys < last[:, None])
-        tiles.add_to_bias(sums, bias, ds, places, seen)
-    if SOFTCAP:
-        ds = ds * (1.0 - s * s)
-    if MASKED:
-        keys = (begin + columns)[None, :]
-        ds = tl.where((keys >= first[:, None]) & (keys < last[:, None]), ds, 0.0)
-    ds = tiles.narrow(ds, k0.dtype, EMULATE_BF16)
-    dq0 = tl.dot(ds, k0, dq0, input_precision=PRECISION)
-    if D1 > 0:
-        dq1 = tl.dot(ds, k1, dq1, input_precision=PRECISION)
-    return dq0, dq1
-
-
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", *tiles.DROPS])
 def dq_kernel(
     dout, q, k, v, lse, delta, start, end, dq, scale, log2_scale, cap, bias,
@@ -110,10 +49,10 @@ def dq_kernel(
 
     head = first_head + lanes // ROWS
     drop = None
-    at = row
+    row_positions = row
     if least is not None:
         drop = (seed_low, seed_high, heads_before, least, amplify)
-        at = tl.load(rows_at + row)
+        row_positions = tl.load(rows_at + row)
     if not DESCRIPTORS:
         k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
         v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
@@ -132,23 +71,66 @@ def dq_kernel(
     row_lse = tl.load(lse + of_rows) * tiles.LOG2_E
     row_delta = tl.load(delta + of_rows)
     dq0, dq1 = tiles.zero_parts(BLOCK_M, D0, D1)
-    for index in range(count - whole):
-        tile = tiles.edge_tile(index, leading, whole)
-        dq0, dq1 = _dq_step(
-            dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
-            start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, sums,
-            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, True,
-        )  # fmt: skip
-    for tile in range(leading, leading + whole):
-        dq0, dq1 = _dq_step(
-            dq0, dq1, q0, q1, do0, do1, k, v, row_lse, row_delta, low, high, first, last, gaps,
-            start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, log2_scale, cap, bias, sums,
-            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, False,
-        )  # fmt: skip
+    # Edge tiles come first, MASKED; the loop over whole tiles is compiled without masks.
+    for MASKED in tl.static_range(1, -1, -1):
+        first_tile = 0 if MASKED else leading
+        stop_tile = count - whole if MASKED else leading + whole
+        for index in range(first_tile, stop_tile):
+            tile = tiles.edge_tile(index, leading, whole) if MASKED else index
+            rows_to_end = query_rows - block * ROWS
+            begin = low + tile * BLOCK_N
+            columns = tl.arange(0, BLOCK_N)
+            present = begin + columns < high
+            if MASKED:  # noqa: SIM102 - known to the compiler
+                if gaps:
+                    present = present & tiles.seen_by_any(
+                        begin + columns, start, end, rows_to_end, ROWS
+                    )
+            if DESCRIPTORS:
+                k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
+                v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
+                if MASKED:  # keys that no query here sees may hold NaN, and 0 * NaN is NaN
+                    k0 = tl.where(present[:, None], k0, 0.0)
+                k1, v1 = k0, v0
+            else:
+                k_tile = k + begin.to(tl.int64) * stride_ks
+                v_tile = v + begin.to(tl.int64) * stride_vs
+                k0, k1 = tiles.load_parts(
+                    k_tile, columns, present, stride_ks, stride_kd, D0, D1, HEAD_DIM, MASKED
+                )
+                v0, v1 = tiles.load_parts(
+                    v_tile, columns, present, stride_vs, stride_vd, V0, V1, VALUE_DIM, MASKED
+                )
+            s = tiles.product(q0, k0, q1, k1, D1, PRECISION)
+            if SOFTCAP:
+                s = tiles.tanh(s * cap)
+            scores = s * log2_scale
+            if bias is not None:
+                scores, places = tiles.biased(
+                    s, log2_scale, bias, begin + columns, present, True, MASKED
+                )
+            dp = tiles.product(do0, v0, do1, v1, V1, PRECISION)
+            if drop is not None:
+                key_positions = tl.load(keys_at + begin + columns, mask=present, other=0)
+                stays = tiles.staying(
+                    drop, row_positions[:, None], key_positions[None, :], head[:, None], batch
+                )
+                dp = tl.where(stays, dp * drop[4], 0.0)
+            p = tl.exp2(scores - row_lse[:, None])
+            ds = p * (dp - row_delta[:, None])
+            if sums is not None:  # the bias is added last: ds before any other factor
+                keys = (begin + columns)[None, :]
+                seen = (keys >= first[:, None]) & (keys < last[:, None])
+                tiles.add_to_bias(sums, bias, ds, places, seen)
+            if SOFTCAP:
+                ds = ds * (1.0 - s * s)
+            if MASKED:
+                keys = (begin + columns)[None, :]
+                ds = tl.where((keys >= first[:, None]) & (keys < last[:, None]), ds, 0.0)
+            ds = tiles.narrow(ds, k0.dtype, EMULATE_BF16)
+            dq0 = tl.dot(ds, k0, dq0, input_precision=PRECISION)
+            if D1 > 0:
+                dq1 = tl.dot(ds, k1, dq1, input_precision=PRECISION)
 
     # Rows beyond the end repeat the last one and are not stored, nor are rows without keys, whose
     # inputs may hold NaN: NaN reaches only the dq of its own row.

@@ -14,100 +14,6 @@ from ringray_kernels.backends.triton import tiles
 LIFT = tl.constexpr(8.0)
 
 
-@triton.jit
-def _step(
-    acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps, start, end, rows,
-    tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, fp8,
-    stride_kn, stride_kd, stride_vn, stride_vd,
-    HEAD_DIM: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr,
-    VALUE_DIM: tl.constexpr, V0: tl.constexpr, V1: tl.constexpr, BLOCK_N: tl.constexpr,
-    ROWS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    EMULATE_BF16: tl.constexpr, SOFTCAP: tl.constexpr, EMULATE_FP8: tl.constexpr,
-    MASKED: tl.constexpr,
-):  # fmt: skip
-    """Adds one tile of keys to the running (acc0, acc1, top, total)."""
-    begin = low + tile * BLOCK_N
-    columns = tl.arange(0, BLOCK_N)
-    present = begin + columns < high
-    if MASKED:
-        if gaps:
-            present = present & tiles.seen_by_any(begin + columns, start, end, rows, ROWS)
-        if fp8 is not None:
-            present = present & (begin + columns >= fp8[2])
-    if DESCRIPTORS:
-        k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
-        k1 = k0
-    else:
-        k += begin.to(tl.int64) * stride_kn
-        k0, k1 = tiles.load_parts(
-            k, columns, present, stride_kn, stride_kd, D0, D1, HEAD_DIM, MASKED
-        )
-    s = tiles.product(q0, k0, q1, k1, D1, PRECISION)
-    value_scale = 1.0
-    inverse = 1.0
-    if fp8 is not None:
-        places = begin + columns
-        if MASKED:
-            places = tl.minimum(places, high - 1)
-        s = s * tl.load(fp8[0] + places)[None, :]
-        value_scale = tl.load(fp8[1] + places)
-        inverse = tiles.inverse_of_power(value_scale)
-    if SOFTCAP:
-        s = tiles.tanh(s * cap)
-    if bias is not None:
-        s, _ = tiles.biased(s, scale, bias, begin + columns, present, True, MASKED)
-        scale = 1.0
-    if fp8 is not None:
-        s = s * scale + tiles.log2_of_power(value_scale)[None, :]
-        scale = 1.0
-    if MASKED:
-        keys = (begin + columns)[None, :]
-        s = tl.where((keys >= first[:, None]) & (keys < last[:, None]), s, float("-inf"))
-    highest = tl.max(s, 1) * scale
-    if fp8 is not None:
-        highest -= LIFT
-    new_top = tl.maximum(top, highest)
-    p = tl.exp2(s * scale - new_top[:, None])
-    decay = tl.exp2(top - new_top)
-    if fp8 is not None:
-        total = total * decay + tl.sum(p * inverse[None, :], 1)
-    else:
-        total = total * decay + tl.sum(p, 1)
-    if drop is not None:
-        key_at = tl.load(keys_at + begin + columns, mask=present, other=0)
-        p = tl.where(
-            tiles.staying(drop, at[:, None], key_at[None, :], head[:, None], batch), p, 0.0
-        )
-    if DESCRIPTORS:
-        # Keys that no query here sees may hold NaN, and 0 * NaN is NaN.
-        if fp8 is not None:
-            v0 = v.load([batch, kv_head, 0, begin]).reshape(V0, BLOCK_N)
-            if MASKED:
-                v0 = tl.where(present[None, :], v0, 0.0)
-            v0 = tl.trans(v0)
-        else:
-            v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
-            if MASKED:
-                v0 = tl.where(present[:, None], v0, 0.0)
-        v1 = v0
-    else:
-        v += begin.to(tl.int64) * stride_vn
-        v0, v1 = tiles.load_parts(
-            v, columns, present, stride_vn, stride_vd, V0, V1, VALUE_DIM, MASKED
-        )
-    if fp8 is not None:  # sums of tensor cores have few bits: not over many tiles
-        weights = tiles.narrow_fp8(p, EMULATE_FP8)
-        acc0 = acc0 * decay[:, None] + tl.dot(weights, v0)
-        if V1 > 0:
-            acc1 = acc1 * decay[:, None] + tl.dot(weights, v1)
-    else:
-        weights = tiles.narrow(p, v0.dtype, EMULATE_BF16)
-        acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
-        if V1 > 0:
-            acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
-    return acc0, acc1, new_top, total
-
-
 @triton.jit(do_not_specialize=["stride_bounds", "query_rows", "group", "key_rows", *tiles.DROPS])
 def forward_kernel(
     q, k, v, start, end, out, lse, state_out, state_lse, scale, cap, bias,
@@ -163,10 +69,10 @@ def forward_kernel(
 
     head = first_head + lanes // ROWS
     drop = None
-    at = row
+    row_positions = row
     if least is not None:
         drop = (seed_low, seed_high, heads_before, least, amplify)
-        at = tl.load(rows_at + row)
+        row_positions = tl.load(rows_at + row)
     if not DESCRIPTORS:
         k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
         v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
@@ -192,23 +98,99 @@ def forward_kernel(
         q1 = -q1
     top = tl.full([BLOCK_M], tiles.FLOOR, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
-    for index in range(count - whole):
-        tile = tiles.edge_tile(index, leading, whole)
-        acc0, acc1, top, total = _step(
-            acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
-            start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, fp8,
-            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, EMULATE_FP8, True,
-        )  # fmt: skip
-    for tile in range(leading, leading + whole):
-        acc0, acc1, top, total = _step(
-            acc0, acc1, top, total, q0, q1, k, v, low, high, first, last, gaps,
-            start, end, query_rows - block * ROWS,
-            tile, batch, kv_head, head, at, keys_at, drop, scale, cap, bias, fp8,
-            stride_ks, stride_kd, stride_vs, stride_vd, HEAD_DIM, D0, D1, VALUE_DIM, V0, V1,
-            BLOCK_N, ROWS, DESCRIPTORS, PRECISION, EMULATE_BF16, SOFTCAP, EMULATE_FP8, False,
-        )  # fmt: skip
+    # Edge tiles come first, MASKED; the loop over whole tiles is compiled without masks.
+    for MASKED in tl.static_range(1, -1, -1):
+        first_tile = 0 if MASKED else leading
+        stop_tile = count - whole if MASKED else leading + whole
+        for index in range(first_tile, stop_tile):
+            tile = tiles.edge_tile(index, leading, whole) if MASKED else index
+            rows_to_end = query_rows - block * ROWS
+            begin = low + tile * BLOCK_N
+            columns = tl.arange(0, BLOCK_N)
+            present = begin + columns < high
+            if MASKED:
+                if gaps:
+                    present = present & tiles.seen_by_any(
+                        begin + columns, start, end, rows_to_end, ROWS
+                    )
+                if fp8 is not None:
+                    present = present & (begin + columns >= fp8[2])
+            if DESCRIPTORS:
+                k0 = k.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, D0)
+                k1 = k0
+            else:
+                k_tile = k + begin.to(tl.int64) * stride_ks
+                k0, k1 = tiles.load_parts(
+                    k_tile, columns, present, stride_ks, stride_kd, D0, D1, HEAD_DIM, MASKED
+                )
+            s = tiles.product(q0, k0, q1, k1, D1, PRECISION)
+            factor = scale  # on s, until a step below has multiplied by it
+            value_scale = 1.0
+            inverse = 1.0
+            if fp8 is not None:
+                places = begin + columns
+                if MASKED:
+                    places = tl.minimum(places, high - 1)
+                s = s * tl.load(fp8[0] + places)[None, :]
+                value_scale = tl.load(fp8[1] + places)
+                inverse = tiles.inverse_of_power(value_scale)
+            if SOFTCAP:
+                s = tiles.tanh(s * cap)
+            if bias is not None:
+                s, _ = tiles.biased(s, factor, bias, begin + columns, present, True, MASKED)
+                factor = 1.0
+            if fp8 is not None:
+                # exp2 turns the added logarithm into a factor: weights carry the scales of V.
+                s = s * factor + tiles.log2_of_power(value_scale)[None, :]
+                factor = 1.0
+            if MASKED:
+                keys = (begin + columns)[None, :]
+                s = tl.where((keys >= first[:, None]) & (keys < last[:, None]), s, float("-inf"))
+            highest = tl.max(s, 1) * factor
+            if fp8 is not None:
+                highest -= LIFT
+            new_top = tl.maximum(top, highest)
+            p = tl.exp2(s * factor - new_top[:, None])
+            decay = tl.exp2(top - new_top)
+            # lse is that of all weights: those of dropped pairs are in the total.
+            if fp8 is not None:
+                total = total * decay + tl.sum(p * inverse[None, :], 1)
+            else:
+                total = total * decay + tl.sum(p, 1)
+            top = new_top
+            if drop is not None:
+                key_positions = tl.load(keys_at + begin + columns, mask=present, other=0)
+                stays = tiles.staying(
+                    drop, row_positions[:, None], key_positions[None, :], head[:, None], batch
+                )
+                p = tl.where(stays, p, 0.0)
+            if DESCRIPTORS:
+                # Keys that no query here sees may hold NaN, and 0 * NaN is NaN.
+                if fp8 is not None:
+                    v0 = v.load([batch, kv_head, 0, begin]).reshape(V0, BLOCK_N)
+                    if MASKED:
+                        v0 = tl.where(present[None, :], v0, 0.0)
+                    v0 = tl.trans(v0)
+                else:
+                    v0 = v.load([batch, kv_head, begin, 0]).reshape(BLOCK_N, V0)
+                    if MASKED:
+                        v0 = tl.where(present[:, None], v0, 0.0)
+                v1 = v0
+            else:
+                v_tile = v + begin.to(tl.int64) * stride_vs
+                v0, v1 = tiles.load_parts(
+                    v_tile, columns, present, stride_vs, stride_vd, V0, V1, VALUE_DIM, MASKED
+                )
+            if fp8 is not None:  # sums of tensor cores have few bits: not over many tiles
+                weights = tiles.narrow_fp8(p, EMULATE_FP8)
+                acc0 = acc0 * decay[:, None] + tl.dot(weights, v0)
+                if V1 > 0:
+                    acc1 = acc1 * decay[:, None] + tl.dot(weights, v1)
+            else:
+                weights = tiles.narrow(p, v0.dtype, EMULATE_BF16)
+                acc0 = tl.dot(weights, v0, acc0 * decay[:, None], input_precision=PRECISION)
+                if V1 > 0:
+                    acc1 = tl.dot(weights, v1, acc1 * decay[:, None], input_precision=PRECISION)
 
     out_row = (batch.to(tl.int64) * heads + head) * query_rows + row
     out_base = out_row * VALUE_DIM
@@ -227,8 +209,8 @@ def forward_kernel(
         acc1 = acc1 * decay[:, None] + out1 * share[:, None]
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)
-    found = tl.where(blind, float("-inf"), (top + tl.log2(total)) * tiles.LN_2)
-    tl.store(lse + out_row, found, mask=inside)
+    block_lse = tl.where(blind, float("-inf"), (top + tl.log2(total)) * tiles.LN_2)
+    tl.store(lse + out_row, block_lse, mask=inside)
     inverse = 1.0 / total
     acc0 = tl.where(blind[:, None], 0.0, acc0 * inverse[:, None])
     acc1 = tl.where(blind[:, None], 0.0, acc1 * inverse[:, None])

@@ -27,13 +27,18 @@ def work(turn, plan, copies, heads):
     one head: of the ``turn``-th in the order of the plan, which holds for ``copies`` heads."""
     item = turn // copies
     copy = turn - item * copies
-    at = plan + (item + 1) * _COLUMNS
-    bounds = gl.load(at)
+    entry = plan + (item + 1) * _COLUMNS
+    bounds = gl.load(entry)
     batch = bounds + copy // heads
-    return (
-        batch, copy % heads, bounds, gl.load(at + 1), gl.load(at + 2), gl.load(at + 3),
-        gl.load(at + 4), gl.load(at + 5), gl.load(at + 6), gl.load(at + 7),
-    )  # fmt: skip
+    head = copy % heads
+    block = gl.load(entry + 1)
+    low = gl.load(entry + 2)
+    high = gl.load(entry + 3)
+    leading = gl.load(entry + 4)
+    whole = gl.load(entry + 5)
+    count = gl.load(entry + 6)
+    gaps = gl.load(entry + 7)
+    return batch, head, bounds, block, low, high, leading, whole, count, gaps
 
 
 @gluon.jit
@@ -80,11 +85,11 @@ def clean(tile, begin, high, gaps, start, end, base, rows, TILE: gl.constexpr, D
     lane = begin + gl.arange(0, TILE, gl.SliceLayout(1, blocked))
     present = lane < high
     if gaps != 0:
-        found = lane < 0
+        seen = lane < 0  # by no row so far
         for i in range(GROUPS * ROWS):
             row = gl.minimum(base + i, rows - 1)
-            found = found | ((lane >= gl.load(start + row)) & (lane < gl.load(end + row)))
-        present = present & found
+            seen = seen | ((lane >= gl.load(start + row)) & (lane < gl.load(end + row)))
+        present = present & seen
     tile.store(gl.where(gl.expand_dims(present, 1), tile.load(blocked), 0.0))
 
 

@@ -38,12 +38,19 @@ def _visit(n, edges, leading, whole, group):
 
 @gluon.jit
 def _copy_pairs(
-    x_tiles, y_tiles, x_slots, y_slots, full, empty, lse, delta, lse_slots, delta_slots,
-    low, high, leading, whole, count, batch, first_head, group, rows,
-    BLOCK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, SUMS: gl.constexpr,
-):  # fmt: skip
+    operands,
+    BLOCK: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+    SUMS: gl.constexpr,
+):
     """Fills the slots, each with a tile of two tensors; with SUMS also lse and delta of its rows:
     lse in units of log2, and 0 for both from row ``high`` on and where a row sees nothing."""
+    descriptors, slots, sums, tile_range, batch, first_head, group, rows = operands
+    x_tiles, y_tiles = descriptors
+    x_slots, y_slots, full, empty = slots
+    lse, delta, lse_slots, delta_slots = sums
+    low, high, leading, whole, count = tile_range
     edges = count - whole
     BYTES: gl.constexpr = 2 * BLOCK * D * 2
     lanes: gl.constexpr = gl.BlockedLayout([(BLOCK + 31) // 32], [32], [1], [0])
@@ -54,15 +61,15 @@ def _copy_pairs(
         if SUMS:
             row = begin + gl.arange(0, BLOCK, lanes)
             inside = row < high
-            sums = member * rows + row
-            row_lse = gl.load(lse + sums, mask=inside, other=float("-inf"))
-            row_delta = gl.load(delta + sums, mask=inside, other=0.0)
+            place = member * rows + row
+            row_lse = gl.load(lse + place, mask=inside, other=float("-inf"))
+            row_delta = gl.load(delta + place, mask=inside, other=0.0)
             blind = row_lse == float("-inf")
         mbarrier.wait(empty.index(slot), ((n // STAGES) & 1) ^ 1)
         mbarrier.expect(full.index(slot), BYTES)
-        at = [batch, first_head + member, begin, 0]
-        hopper.load(x_tiles, at, full.index(slot), x_slots.index(slot))
-        hopper.load(y_tiles, at, full.index(slot), y_slots.index(slot))
+        coordinates = [batch, first_head + member, begin, 0]
+        hopper.load(x_tiles, coordinates, full.index(slot), x_slots.index(slot))
+        hopper.load(y_tiles, coordinates, full.index(slot), y_slots.index(slot))
         if SUMS:
             lse_slots.index(slot).store(gl.where(blind, 0.0, row_lse * tiles.LOG2_E))
             delta_slots.index(slot).store(gl.where(blind, 0.0, row_delta))
@@ -70,56 +77,25 @@ def _copy_pairs(
 
 
 @gluon.jit
-def _dkv_step(
-    k, v, dk, dv, q_slots, do_slots, lse_slots, delta_slots, full, empty, n, tile, low, high,
-    leading, whole, gaps, first, last, starts, ends, key_base, key_rows, log2_scale,
-    BLOCK_M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
-    MASKED: gl.constexpr,
-):  # fmt: skip
-    """Adds one tile of query rows of one head to (dk, dv)."""
-    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    by_column: gl.constexpr = gl.SliceLayout(0, scores)
-    slot = n % STAGES
-    q = q_slots.index(slot).reshape([BLOCK_M, D])
-    do = do_slots.index(slot).reshape([BLOCK_M, D])
-    begin = low + tile * BLOCK_M
-    mbarrier.wait(full.index(slot), (n // STAGES) & 1)
-    if MASKED:  # noqa: SIM102 - known to the compiler
-        if (begin + BLOCK_M > high) | (gaps != 0):
-            hopper.clean(q, begin, high, gaps, starts, ends, key_base, key_rows, BLOCK_M, D)
-            hopper.clean(do, begin, high, gaps, starts, ends, key_base, key_rows, BLOCK_M, D)
-            fence_async_shared()
-    zeros = gl.zeros([ROWS, BLOCK_M], gl.float32, scores)
-    s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
-    row_lse = gl.expand_dims(lse_slots.index(slot).load(by_column), 0)
-    row_delta = gl.expand_dims(delta_slots.index(slot).load(by_column), 0)
-    s = warpgroup_mma_wait(1, deps=[s])
-    if MASKED:
-        trailing = (tile >= leading) | (whole == 0)
-        s = hopper.masked(s, begin, first, last, tile < leading, trailing, scores)
-    p = gl.exp2(s * log2_scale - row_lse)
-    dv = warpgroup_mma(hopper.as_operand(p, DTYPE, values), do, dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
-    ds = p * (dp - row_delta)
-    dk = warpgroup_mma(hopper.as_operand(ds, DTYPE, values), q, dk, is_async=True)
-    dk, dv = warpgroup_mma_wait(0, deps=[dk, dv])
-    mbarrier.arrive(empty.index(slot), count=1)
-    return dk, dv
-
-
-@gluon.jit
 def _compute_dkv(
-    GROUP: gl.constexpr, k_slots, v_slots, kv_full, q_slots, do_slots, lse_slots, delta_slots, full,
-    empty, start, end, dk, dv, scale, log2_scale, stride_dks, stride_dvs,
-    low, high, leading, whole, count, gaps, key_base, key_rows, group,
-    BLOCK_M: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
-):  # fmt: skip
+    GROUP: gl.constexpr,
+    operands,
+    BLOCK_M: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+    DTYPE: gl.constexpr,
+):
     """Runs one warp group: 64 keys against every tile of every head; adds the sums to dk and dv."""
+    resident, streamed, tensors, tile_range, block_rows, group = operands
+    k_slots, v_slots, kv_full = resident
+    q_slots, do_slots, lse_slots, delta_slots, full, empty = streamed
+    start, end, dk, dv, scale, log2_scale, stride_dks, stride_dvs = tensors
+    low, high, leading, whole, count = tile_range
+    gaps, key_base, key_rows = block_rows
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_key: gl.constexpr = gl.SliceLayout(1, scores)
+    by_column: gl.constexpr = gl.SliceLayout(0, scores)
     key = gl.minimum(key_base + GROUP * ROWS + gl.arange(0, ROWS, by_key), key_rows - 1)
     first = gl.load(start + key)
     last = gl.load(end + key)
@@ -129,20 +105,38 @@ def _compute_dkv(
     mbarrier.wait(kv_full, 0)
     k = k_slots.index(GROUP).reshape([ROWS, D])
     v = v_slots.index(GROUP).reshape([ROWS, D])
-    for n in range(edges * group):
-        _, tile = _visit(n, edges, leading, whole, group)
-        sum_k, sum_v = _dkv_step(
-            k, v, sum_k, sum_v, q_slots, do_slots, lse_slots, delta_slots, full, empty, n, tile,
-            low, high, leading, whole, gaps, first, last, start, end, key_base, key_rows,
-            log2_scale, BLOCK_M, D, STAGES, DTYPE, True,
-        )  # fmt: skip
-    for n in range(edges * group, count * group):
-        _, tile = _visit(n, edges, leading, whole, group)
-        sum_k, sum_v = _dkv_step(
-            k, v, sum_k, sum_v, q_slots, do_slots, lse_slots, delta_slots, full, empty, n, tile,
-            low, high, leading, whole, gaps, first, last, start, end, key_base, key_rows,
-            log2_scale, BLOCK_M, D, STAGES, DTYPE, False,
-        )  # fmt: skip
+    # Edge tiles of all heads come first, MASKED; then whole tiles, compiled without masks.
+    for MASKED in gl.static_range(1, -1, -1):
+        first_visit = 0 if MASKED else edges * group
+        stop_visit = edges * group if MASKED else count * group
+        for n in range(first_visit, stop_visit):
+            _, tile = _visit(n, edges, leading, whole, group)
+            slot = n % STAGES
+            q = q_slots.index(slot).reshape([BLOCK_M, D])
+            do = do_slots.index(slot).reshape([BLOCK_M, D])
+            begin = low + tile * BLOCK_M
+            mbarrier.wait(full.index(slot), (n // STAGES) & 1)
+            if MASKED:  # noqa: SIM102 - known to the compiler
+                if (begin + BLOCK_M > high) | (gaps != 0):
+                    hopper.clean(q, begin, high, gaps, start, end, key_base, key_rows, BLOCK_M, D)
+                    hopper.clean(do, begin, high, gaps, start, end, key_base, key_rows, BLOCK_M, D)
+                    fence_async_shared()
+            zeros = gl.zeros([ROWS, BLOCK_M], gl.float32, scores)
+            s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
+            row_lse = gl.expand_dims(lse_slots.index(slot).load(by_column), 0)
+            row_delta = gl.expand_dims(delta_slots.index(slot).load(by_column), 0)
+            s = warpgroup_mma_wait(1, deps=[s])
+            if MASKED:
+                trailing = (tile >= leading) | (whole == 0)
+                s = hopper.masked(s, begin, first, last, tile < leading, trailing, scores)
+            p = gl.exp2(s * log2_scale - row_lse)
+            sum_v = warpgroup_mma(hopper.as_operand(p, DTYPE, values), do, sum_v, is_async=True)
+            dp = warpgroup_mma_wait(1, deps=[dp])
+            ds = p * (dp - row_delta)
+            sum_k = warpgroup_mma(hopper.as_operand(ds, DTYPE, values), q, sum_k, is_async=True)
+            sum_k, sum_v = warpgroup_mma_wait(0, deps=[sum_k, sum_v])
+            mbarrier.arrive(empty.index(slot), count=1)
 
     by_row: gl.constexpr = gl.SliceLayout(1, values)
     key = key_base + GROUP * ROWS + gl.arange(0, ROWS, by_row)
@@ -153,10 +147,10 @@ def _compute_dkv(
     stored = gl.expand_dims(stored, 1)
     column = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, values)), 0)
     wide = gl.expand_dims(key.to(gl.int64), 1)
-    at = dk + (wide * stride_dks + column)
-    gl.store(at, gl.load(at, mask=stored, other=0.0) + sum_k * scale, mask=stored)
-    at = dv + (wide * stride_dvs + column)
-    gl.store(at, gl.load(at, mask=stored, other=0.0) + sum_v, mask=stored)
+    pointers = dk + (wide * stride_dks + column)
+    gl.store(pointers, gl.load(pointers, mask=stored, other=0.0) + sum_k * scale, mask=stored)
+    pointers = dv + (wide * stride_dvs + column)
+    gl.store(pointers, gl.load(pointers, mask=stored, other=0.0) + sum_v, mask=stored)
 
 
 @gluon.jit(do_not_specialize=["copies", "heads", "query_rows", "key_rows", "group"])
@@ -200,33 +194,28 @@ def hopper_dkv_kernel(
         mbarrier.init(empty.index(slot), count=GROUPS)
     mbarrier.expect(kv_full, 2 * BLOCK_N * D * 2)
     for part in gl.static_range(GROUPS):
-        at = [batch, kv_head, key_base + part * ROWS, 0]
-        hopper.load(k_tiles, at, kv_full, k_slots.index(part))
-        hopper.load(v_tiles, at, kv_full, v_slots.index(part))
+        coordinates = [batch, kv_head, key_base + part * ROWS, 0]
+        hopper.load(k_tiles, coordinates, kv_full, k_slots.index(part))
+        hopper.load(v_tiles, coordinates, kv_full, v_slots.index(part))
     first_head = kv_head * group
     sums = (batch.to(gl.int64) * heads * group + first_head) * query_rows
     dk += batch.to(gl.int64) * stride_dkb + kv_head.to(gl.int64) * stride_dkh
     dv += batch.to(gl.int64) * stride_dvb + kv_head.to(gl.int64) * stride_dvh
+    # A partition takes its operands in tuples of what goes together.
+    resident = (k_slots, v_slots, kv_full)
+    streamed = (q_slots, do_slots, lse_slots, delta_slots, full, empty)
+    tensors = (start, end, dk, dv, scale, log2_scale, stride_dks, stride_dvs)
+    tile_range = (low, high, leading, whole, count)
+    compute = (resident, streamed, tensors, tile_range, (gaps, key_base, key_rows), group)
+    slots = (q_slots, do_slots, full, empty)
+    of_rows = (lse + sums, delta + sums, lse_slots, delta_slots)
+    copy = ((q_tiles, do_tiles), slots, of_rows, tile_range, batch, first_head, group, query_rows)
     gl.warp_specialize(
         [
-            (_compute_dkv, (
-                0, k_slots, v_slots, kv_full, q_slots, do_slots, lse_slots, delta_slots, full,
-                empty, start, end, dk, dv, scale, log2_scale, stride_dks, stride_dvs,
-                low, high, leading, whole, count, gaps, key_base, key_rows, group,
-                BLOCK_M, D, STAGES, DTYPE,
-            )),
-            (_compute_dkv, (
-                1, k_slots, v_slots, kv_full, q_slots, do_slots, lse_slots, delta_slots, full,
-                empty, start, end, dk, dv, scale, log2_scale, stride_dks, stride_dvs,
-                low, high, leading, whole, count, gaps, key_base, key_rows, group,
-                BLOCK_M, D, STAGES, DTYPE,
-            )),
-            (_copy_pairs, (
-                q_tiles, do_tiles, q_slots, do_slots, full, empty, lse + sums, delta + sums,
-                lse_slots, delta_slots, low, high, leading, whole, count, batch, first_head,
-                group, query_rows, BLOCK_M, D, STAGES, True,
-            )),
+            (_compute_dkv, (0, compute, BLOCK_M, D, STAGES, DTYPE)),
+            (_compute_dkv, (1, compute, BLOCK_M, D, STAGES, DTYPE)),
+            (_copy_pairs, (copy, BLOCK_M, D, STAGES, True)),
         ],
         [4, 1],
         [240, 24],
-    )  # fmt: skip
+    )

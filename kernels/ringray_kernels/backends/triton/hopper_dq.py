@@ -24,12 +24,20 @@ from ringray_kernels.backends.triton.hopper_dkv import _copy_pairs
 
 @gluon.jit
 def _compute_dq(
-    GROUP: gl.constexpr, q_slots, do_slots, rows_full, k_slots, v_slots, full, empty,
-    start, end, lse, delta, dq, scale, log2_scale,
-    low, high, leading, whole, count, gaps, base, query_rows,
-    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
-):  # fmt: skip
+    GROUP: gl.constexpr,
+    operands,
+    BLOCK_N: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+    DTYPE: gl.constexpr,
+):
     """Runs one warp group: 64 query rows against every tile; adds the sums to dq."""
+    resident, streamed, tensors, tile_range, block_rows = operands
+    q_slots, do_slots, rows_full = resident
+    k_slots, v_slots, full, empty = streamed
+    start, end, lse, delta, dq, scale, log2_scale = tensors
+    low, high, leading, whole, count = tile_range
+    gaps, base, query_rows = block_rows
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_row: gl.constexpr = gl.SliceLayout(1, scores)
@@ -104,8 +112,8 @@ def _compute_dq(
     # A row without keys may hold NaN, which reaches only its own gradients.
     stored = gl.expand_dims(inside & (gl.load(start + row) < gl.load(end + row)), 1)
     column = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, values)), 0)
-    at = dq + (gl.expand_dims(row.to(gl.int64), 1) * D + column)
-    gl.store(at, gl.load(at, mask=stored, other=0.0) + acc * scale, mask=stored)
+    pointers = dq + (gl.expand_dims(row.to(gl.int64), 1) * D + column)
+    gl.store(pointers, gl.load(pointers, mask=stored, other=0.0) + acc * scale, mask=stored)
 
 
 @gluon.jit(do_not_specialize=["copies", "heads", "query_rows", "group"])
@@ -146,30 +154,24 @@ def hopper_dq_kernel(
         mbarrier.init(empty.index(slot), count=GROUPS)
     mbarrier.expect(rows_full, 2 * BLOCK_M * D * 2)
     for part in gl.static_range(GROUPS):
-        at = [batch, head, base + part * ROWS, 0]
-        hopper.load(q_tiles, at, rows_full, q_slots.index(part))
-        hopper.load(do_tiles, at, rows_full, do_slots.index(part))
+        coordinates = [batch, head, base + part * ROWS, 0]
+        hopper.load(q_tiles, coordinates, rows_full, q_slots.index(part))
+        hopper.load(do_tiles, coordinates, rows_full, do_slots.index(part))
     sums = (batch.to(gl.int64) * heads + head) * query_rows
+    # A partition takes its operands in tuples of what goes together.
+    streamed = (k_slots, v_slots, full, empty)
+    tensors = (start, end, lse + sums, delta + sums, dq + sums * D, scale, log2_scale)
+    tile_range = (low, high, leading, whole, count)
+    resident = (q_slots, do_slots, rows_full)
+    compute = (resident, streamed, tensors, tile_range, (gaps, base, query_rows))
+    unused = (lse, delta, lse, delta)
+    copy = ((k_tiles, v_tiles), streamed, unused, tile_range, batch, head // group, 1, query_rows)
     gl.warp_specialize(
         [
-            (_compute_dq, (
-                0, q_slots, do_slots, rows_full, k_slots, v_slots, full, empty,
-                start, end, lse + sums, delta + sums, dq + sums * D, scale, log2_scale,
-                low, high, leading, whole, count, gaps, base, query_rows,
-                BLOCK_N, D, STAGES, DTYPE,
-            )),
-            (_compute_dq, (
-                1, q_slots, do_slots, rows_full, k_slots, v_slots, full, empty,
-                start, end, lse + sums, delta + sums, dq + sums * D, scale, log2_scale,
-                low, high, leading, whole, count, gaps, base, query_rows,
-                BLOCK_N, D, STAGES, DTYPE,
-            )),
-            (_copy_pairs, (
-                k_tiles, v_tiles, k_slots, v_slots, full, empty, lse, delta, lse, delta,
-                low, high, leading, whole, count, batch, head // group, 1, query_rows,
-                BLOCK_N, D, STAGES, False,
-            )),
+            (_compute_dq, (0, compute, BLOCK_N, D, STAGES, DTYPE)),
+            (_compute_dq, (1, compute, BLOCK_N, D, STAGES, DTYPE)),
+            (_copy_pairs, (copy, BLOCK_N, D, STAGES, False)),
         ],
         [4, 1],
         [240, 24],
-    )  # fmt: skip
+    )

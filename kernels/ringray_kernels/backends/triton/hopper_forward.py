@@ -38,13 +38,14 @@ _PARTS = gl.constexpr(
 
 
 @gluon.jit
-def _copy(
-    plan, copies, heads, group, q_tiles, k_tiles, v_tiles, q_slots, k_slots, v_slots,
-    q_full, k_full, k_empty, v_full, v_empty,
-    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
+def _copy(operands, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
     """Fills the slots in the order of use: keys one tile ahead of values."""
+    work, group, descriptors, slots, barriers = operands
+    q_tiles, k_tiles, v_tiles = descriptors
+    q_slots, k_slots, v_slots = slots
+    q_full, k_full, k_empty, v_full, v_empty = barriers
     BYTES: gl.constexpr = BLOCK_N * D * 2
+    plan, copies, heads = work
     batch, head, _, block, low, _, leading, whole, count, _ = hopper.work(
         gl.program_id(0), plan, copies, heads
     )
@@ -61,9 +62,12 @@ def _copy(
         mbarrier.wait(k_empty.index(slot), ((n // STAGES) & 1) ^ 1, pred=wanted)
         mbarrier.expect(k_full.index(slot), BYTES, pred=wanted)
         hopper.load(
-            k_tiles, [batch, kv_head, begin, 0], k_full.index(slot), k_slots.index(slot),
+            k_tiles,
+            [batch, kv_head, begin, 0],
+            k_full.index(slot),
+            k_slots.index(slot),
             pred=wanted,
-        )  # fmt: skip
+        )
         before = gl.maximum(n - 1, 0)
         wanted = n > 0
         slot = before % STAGES
@@ -71,9 +75,12 @@ def _copy(
         mbarrier.wait(v_empty.index(slot), ((before // STAGES) & 1) ^ 1, pred=wanted)
         mbarrier.expect(v_full.index(slot), BYTES, pred=wanted)
         hopper.load(
-            v_tiles, [batch, kv_head, begin, 0], v_full.index(slot), v_slots.index(slot),
+            v_tiles,
+            [batch, kv_head, begin, 0],
+            v_full.index(slot),
+            v_slots.index(slot),
             pred=wanted,
-        )  # fmt: skip
+        )
 
 
 @gluon.jit
@@ -90,13 +97,20 @@ def _softmax(s, top, total, scale):
 
 @gluon.jit
 def _compute(
-    GROUP: gl.constexpr, plan, copies, heads, q_slots, k_slots, v_slots,
-    q_full, k_full, k_empty, v_full, v_empty,
-    start, end, out, lse, state_out, state_lse, scale, query_rows,
-    BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DTYPE: gl.constexpr,
+    GROUP: gl.constexpr,
+    operands,
+    BLOCK_N: gl.constexpr,
+    D: gl.constexpr,
+    STAGES: gl.constexpr,
+    DTYPE: gl.constexpr,
     HAS_STATE: gl.constexpr,
-):  # fmt: skip
+):
     """Runs one warp group: 64 query rows against every tile, then their ``out`` and ``lse``."""
+    work, slots, barriers, tensors, scale, query_rows = operands
+    plan, copies, heads = work
+    q_slots, k_slots, v_slots = slots
+    q_full, k_full, k_empty, v_full, v_empty = barriers
+    start, end, out, lse, state_out, state_lse = tensors
     scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     by_row: gl.constexpr = gl.SliceLayout(1, scores)
@@ -174,12 +188,14 @@ def _compute(
         mbarrier.arrive(v_empty.index(before), count=1)
 
     sums = gl.convert_layout(gl.sum(total, 1), by_row)
-    at = (batch.to(gl.int64) * heads + head) * query_rows + row
+    result_row = (batch.to(gl.int64) * heads + head) * query_rows + row
     column = gl.expand_dims(gl.arange(0, D, gl.SliceLayout(0, values)), 0)
-    places = gl.expand_dims(gl.convert_layout(at, gl.SliceLayout(1, values)), 1) * D + column
+    places = (
+        gl.expand_dims(gl.convert_layout(result_row, gl.SliceLayout(1, values)), 1) * D + column
+    )
     stored = gl.expand_dims(gl.convert_layout(inside, gl.SliceLayout(1, values)), 1)
     if HAS_STATE:
-        state_top = gl.load(state_lse + at) * tiles.LOG2_E
+        state_top = gl.load(state_lse + result_row) * tiles.LOG2_E
         new_top = gl.maximum(top, state_top)
         decay = gl.exp2(top - new_top)
         share = gl.exp2(state_top - new_top)
@@ -189,8 +205,8 @@ def _compute(
         acc = acc * hopper.per_row(decay, values) + earlier * hopper.per_row(share, values)
     blind = sums == 0.0
     sums = gl.where(blind, 1.0, sums)
-    found = gl.where(blind, float("-inf"), (top + gl.log2(sums)) * tiles.LN_2)
-    gl.store(lse + at, found, mask=inside)
+    row_lse = gl.where(blind, float("-inf"), (top + gl.log2(sums)) * tiles.LN_2)
+    gl.store(lse + result_row, row_lse, mask=inside)
     acc = acc * hopper.per_row(1.0 / sums, values)
     hidden = gl.expand_dims(gl.convert_layout(blind, gl.SliceLayout(1, values)), 1)
     gl.store(out + places, gl.where(hidden, 0.0, acc).to(out.dtype.element_ty), mask=stored)
@@ -229,26 +245,19 @@ def hopper_forward_kernel(
         mbarrier.init(k_empty.index(slot), count=GROUPS)
         mbarrier.init(v_full.index(slot), count=1)
         mbarrier.init(v_empty.index(slot), count=GROUPS)
+    # A partition takes its operands in tuples of what goes together.
+    work = (plan, copies, heads)
+    slots = (q_slots, k_slots, v_slots)
+    barriers = (q_full, k_full, k_empty, v_full, v_empty)
+    tensors = (start, end, out, lse, state_out, state_lse)
+    compute = (work, slots, barriers, tensors, scale, query_rows)
+    copy = (work, group, (q_tiles, k_tiles, v_tiles), slots, barriers)
     gl.warp_specialize(
         [
-            (_compute, (
-                0, plan, copies, heads, q_slots, k_slots, v_slots,
-                q_full, k_full, k_empty, v_full, v_empty,
-                start, end, out, lse, state_out, state_lse, scale, query_rows,
-                BLOCK_N, D, STAGES, DTYPE, HAS_STATE,
-            )),
-            (_compute, (
-                1, plan, copies, heads, q_slots, k_slots, v_slots,
-                q_full, k_full, k_empty, v_full, v_empty,
-                start, end, out, lse, state_out, state_lse, scale, query_rows,
-                BLOCK_N, D, STAGES, DTYPE, HAS_STATE,
-            )),
-            (_copy, (
-                plan, copies, heads, group, q_tiles, k_tiles, v_tiles,
-                q_slots, k_slots, v_slots, q_full, k_full, k_empty, v_full, v_empty,
-                BLOCK_N, D, STAGES,
-            )),
+            (_compute, (0, compute, BLOCK_N, D, STAGES, DTYPE, HAS_STATE)),
+            (_compute, (1, compute, BLOCK_N, D, STAGES, DTYPE, HAS_STATE)),
+            (_copy, (copy, BLOCK_N, D, STAGES)),
         ],
         [4, 1],
         [240, 24],
-    )  # fmt: skip
+    )

@@ -31,49 +31,60 @@ def _described(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), legal_strides(x), block, layout)
 
 
-def _blocks(
-    start: Tensor, end: Tensor, rows: int, tile: int, batch: int, heads: int
-) -> tuple[tuple[int, int, int], Tensor, int]:
-    """Returns the grid, the plan, and the heads that each of its blocks stands for."""
-    plan = tile_plan(start, end, rows, tile)
-    copies = heads * batch // start.shape[0]
-    return ((plan.shape[0] - 1) * copies, 1, 1), plan, copies
+def _launch(
+    kernel: Any,
+    config: BlockConfig,
+    resident: Tensor,
+    bounds: tuple[Tensor, Tensor],
+    tiles: list[tuple[Tensor, int]],
+    tile: int,
+    arguments: tuple[Any, ...],
+    sizes: tuple[int, ...],
+    **options: Any,
+) -> Launch:
+    """Returns the launch of a kernel over blocks of 128 rows of ``resident``, which see ``bounds``
+    of the streamed rows, in tiles of ``tile``.
 
-
-def _options(config: BlockConfig) -> dict[str, Any]:
-    return {
-        "STAGES": config.stages,
-        "num_warps": config.warps // hopper.GROUPS.value,
-        "enable_fp_fusion": True,
-    }
+    ``tiles``: what the copying warp loads, and the rows of each copy; ``arguments``, ``sizes``:
+    those of the kernel after the bounds, and after the heads."""
+    start, end = bounds
+    batch, heads, _, head_dim = resident.shape
+    plan = tile_plan(start, end, hopper.GROUPS.value * hopper.ROWS.value, tile)
+    copies = heads * batch // start.shape[0]  # heads that each block of the plan stands for
+    described = [_described(x, rows) for x, rows in tiles]
+    bounds = start.contiguous(), end.contiguous()
+    return Launch(
+        kernel,
+        ((plan.shape[0] - 1) * copies, 1, 1),
+        (*described, plan, *bounds, *arguments, copies, heads, *sizes),
+        {
+            "D": head_dim,
+            **options,
+            "STAGES": config.stages,
+            "num_warps": config.warps // hopper.GROUPS.value,
+            "enable_fp_fusion": True,
+        },
+    )
 
 
 def forward(operands: Operands, result: State, state: State | None, config: BlockConfig) -> Launch:
     """Returns the launch of forward with a copying warp; see hopper_forward_kernel."""
     q, k, v, start, end, scale, *_ = operands
-    if scale < 0:
+    if scale < 0:  # masked scores are -inf before the scale
         q, scale = -q, -scale
-    batch, heads, rows, head_dim = q.shape
-    grid, plan, copies = _blocks(start, end, config.block_m, config.block_n, batch, heads)
-    return Launch(
+    return _launch(
         hopper_forward_kernel,
-        grid,
-        (
-            _described(q, hopper.ROWS.value),
-            _described(k, config.block_n),
-            _described(v, config.block_n),
-            plan, start.contiguous(), end.contiguous(), *result, *(state or result),
-            max(scale, LEAST_SCALE) * LOG2_E,
-            copies, heads, rows, heads // k.shape[1],
-        ),
-        {
-            "D": head_dim,
-            "BLOCK_N": config.block_n,
-            "HAS_STATE": state is not None,
-            "IN_PLACE": state is not None and state.out is result.out,
-            **_options(config),
-        },
-    )  # fmt: skip
+        config,
+        q,
+        (start, end),
+        [(q, hopper.ROWS.value), (k, config.block_n), (v, config.block_n)],
+        config.block_n,
+        (*result, *(state or result), max(scale, LEAST_SCALE) * LOG2_E),
+        (q.shape[2], q.shape[1] // k.shape[1]),
+        BLOCK_N=config.block_n,
+        HAS_STATE=state is not None,
+        IN_PLACE=state is not None and state.out is result.out,
+    )
 
 
 def dkv(
@@ -83,40 +94,34 @@ def dkv(
     hopper_dkv_kernel."""
     q, k, v, _, _, scale, *_ = operands
     dout, _, lse, delta, _, dk, dv = given
-    batch, kv_heads, keys, head_dim = k.shape
-    grid, plan, copies = _blocks(first, stop, config.block_n, config.block_m, batch, kv_heads)
-    return Launch(
+    resident, streamed = hopper.ROWS.value, config.block_m
+    strides = *dk.stride()[:3], *dv.stride()[:3]
+    return _launch(
         hopper_dkv_kernel,
-        grid,
-        (
-            _described(q, config.block_m),
-            _described(dout, config.block_m),
-            _described(k, hopper.ROWS.value),
-            _described(v, hopper.ROWS.value),
-            plan, first.contiguous(), stop.contiguous(), lse, delta, dk, dv,
-            float(scale), scale * LOG2_E, *dk.stride()[:3], *dv.stride()[:3],
-            copies, kv_heads, q.shape[2], keys, q.shape[1] // kv_heads,
-        ),
-        {"D": head_dim, "BLOCK_M": config.block_m, **_options(config)},
-    )  # fmt: skip
+        config,
+        k,
+        (first, stop),
+        [(q, streamed), (dout, streamed), (k, resident), (v, resident)],
+        config.block_m,
+        (lse, delta, dk, dv, float(scale), scale * LOG2_E, *strides),
+        (q.shape[2], k.shape[2], q.shape[1] // k.shape[1]),
+        BLOCK_M=config.block_m,
+    )
 
 
 def dq(operands: Operands, given: BackwardOperands, config: BlockConfig) -> Launch:
     """Returns the launch that adds to ``dq``, contiguous; see hopper_dq_kernel."""
     q, k, v, start, end, scale, *_ = operands
     dout, _, lse, delta, dq, _, _ = given
-    batch, heads, rows, head_dim = q.shape
-    grid, plan, copies = _blocks(start, end, config.block_m, config.block_n, batch, heads)
-    return Launch(
+    resident, streamed = hopper.ROWS.value, config.block_n
+    return _launch(
         hopper_dq_kernel,
-        grid,
-        (
-            _described(q, hopper.ROWS.value),
-            _described(dout, hopper.ROWS.value),
-            _described(k, config.block_n),
-            _described(v, config.block_n),
-            plan, start.contiguous(), end.contiguous(), lse, delta, dq,
-            float(scale), scale * LOG2_E, copies, heads, rows, heads // k.shape[1],
-        ),
-        {"D": head_dim, "BLOCK_N": config.block_n, **_options(config)},
-    )  # fmt: skip
+        config,
+        q,
+        (start, end),
+        [(q, resident), (dout, resident), (k, streamed), (v, streamed)],
+        config.block_n,
+        (lse, delta, dq, float(scale), scale * LOG2_E),
+        (q.shape[2], q.shape[1] // k.shape[1]),
+        BLOCK_N=config.block_n,
+    )

@@ -55,10 +55,18 @@ def _turned(v: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor(copy, list(copy.shape), list(copy.stride()), [1, 1, width, rows])
 
 
+def _streamed(x: Tensor, rows: int, config: BlockConfig) -> Tensor | TensorDescriptor:
+    """Returns ``x`` as a kernel takes what it streams in tiles of ``rows``."""
+    return x if config.path == "pointers" else _described(x, rows)
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for x in tensors for stride in x.stride()]
+
+
 def _options(
-    config: BlockConfig, operands: Operands, target: Target, dtype: torch.dtype, *,
-    packs: bool = True,
-) -> dict[str, Any]:  # fmt: skip
+    config: BlockConfig, operands: Operands, target: Target, dtype: torch.dtype
+) -> dict[str, Any]:
     """Returns the options of all kernels. On NVIDIA three tf32 products replace one of fp32: nearly
     its precision at a multiple of its speed. ``dtype`` is the problem's; the interpreter may get a
     wider copy of ``q``."""
@@ -76,7 +84,6 @@ def _options(
         "SOFTCAP": operands.softcap is not None,
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
-        **({"PACK": config.pack} if packs else {}),
         "DESCRIPTORS": config.path != "pointers",
         "PRECISION": "tf32x3" if dtype == torch.float32 and not target.is_amd else "ieee",
         "EMULATE_BF16": dtype == torch.bfloat16 and q.dtype == torch.float32,
@@ -133,31 +140,37 @@ def forward_launch(
         from ringray_kernels.backends.triton import hopper_launch
 
         return hopper_launch.forward(operands, result, state, config)
-    described = config.path != "pointers"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
-    describe = _described if operands.scales is None else _turned
+    turned = operands.scales is not None and config.path != "pointers"
     batch, heads, rows, _ = q.shape
     return Launch(
         forward_kernel,
         (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch),
         (
             q,
-            _described(k, config.block_n) if described else k,
-            describe(v, config.block_n) if described else v,
-            start, end, *result, *(state or result),
-            _outside(operands) * LOG2_E, inside_cap(operands),
+            _streamed(k, config.block_n, config),
+            _turned(v, config.block_n) if turned else _streamed(v, config.block_n, config),
+            start,
+            end,
+            *result,
+            *(state or result),
+            _outside(operands) * LOG2_E,
+            inside_cap(operands),
             bias and bias.arguments(keys_walk=True),
-            *q.stride(), *k.stride(), *v.stride(),
-            stride_bounds, rows, problem.group,
+            *_strides(q, k, v),
+            stride_bounds,
+            rows,
+            problem.group,
         ),
         {
             **_options(config, operands, target, dtype),
+            "PACK": config.pack,
             "HAS_STATE": state is not None,
             "IN_PLACE": state is not None and state.out is result.out,
             "NEGATE": scale < 0 and softcap is None and operands.scales is None,
             **_scales(operands),
         },
-    )  # fmt: skip
+    )
 
 
 def dq_launch(
@@ -175,7 +188,6 @@ def dq_launch(
         from ringray_kernels.backends.triton import hopper_launch
 
         return hopper_launch.dq(operands, given, config)
-    described = config.path != "pointers"
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
     grid = (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch)
@@ -184,17 +196,28 @@ def dq_launch(
         dq_kernel,
         grid,
         (
-            dout, q,
-            _described(k, config.block_n) if described else k,
-            _described(v, config.block_n) if described else v,
-            lse, delta, start, end, dq, float(scale), (softcap or scale) * LOG2_E,
-            inside_cap(operands), bias and bias.arguments(keys_walk=True), sums,
-            *dout.stride(), *q.stride(), *k.stride(), *v.stride(),
-            stride_bounds, rows, problem.group,
+            dout,
+            q,
+            _streamed(k, config.block_n, config),
+            _streamed(v, config.block_n, config),
+            lse,
+            delta,
+            start,
+            end,
+            dq,
+            float(scale),
+            (softcap or scale) * LOG2_E,
+            inside_cap(operands),
+            bias and bias.arguments(keys_walk=True),
+            sums,
+            *_strides(dout, q, k, v),
+            stride_bounds,
+            rows,
+            problem.group,
         ),
-        _options(config, operands, target, dtype),
+        {**_options(config, operands, target, dtype), "PACK": config.pack},
         sums,
-    )  # fmt: skip
+    )
 
 
 def dkv_launches(
@@ -211,7 +234,6 @@ def dkv_launches(
     dout, _, lse, delta, _, dk, dv = given
     problem = problem_of("dkv", operands, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
-    described = config.path != "pointers"
     (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
     batch, kv_heads, keys, _ = k.shape
     if config.path == "specialised" and not INTERPRETED:
@@ -219,7 +241,7 @@ def dkv_launches(
 
         return [hopper_launch.dkv(operands, given, first, stop, config)]
     grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
-    options = _options(config, operands, target, dtype, packs=False)
+    options = _options(config, operands, target, dtype)
     narrow = problem.width <= _NARROW and problem.itemsize == 2
 
     def launch(*part: str) -> Launch:
@@ -227,20 +249,34 @@ def dkv_launches(
             dkv_kernel,
             grid,
             (
-                _described(dout, config.block_m) if described else dout,
-                _described(q, config.block_m) if described else q,
-                k, v, lse, delta, first, stop, dk, dv,
-                float(scale), (softcap or scale) * LOG2_E, inside_cap(operands),
+                _streamed(dout, config.block_m, config),
+                _streamed(q, config.block_m, config),
+                k,
+                v,
+                lse,
+                delta,
+                first,
+                stop,
+                dk,
+                dv,
+                float(scale),
+                (softcap or scale) * LOG2_E,
+                inside_cap(operands),
                 bias and bias.arguments(keys_walk=False),
-                *dout.stride(), *q.stride(), *k.stride(), *v.stride(), *dk.stride()[:3],
-                *dv.stride()[:3], stride_bounds, q.shape[2], keys, problem.group,
+                *_strides(dout, q, k, v),
+                *dk.stride()[:3],
+                *dv.stride()[:3],
+                stride_bounds,
+                q.shape[2],
+                keys,
+                problem.group,
             ),
             {
                 **options,
                 **{name: name in part for name in ("DK", "DV")},
                 "DP_FIRST": target.wgmma and part == ("DK", "DV") and narrow,
             },
-        )  # fmt: skip
+        )
 
     if config.split:
         return [launch("DV"), launch("DK")]

@@ -30,8 +30,8 @@ def _by_block(start: Tensor, end: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """Returns the intervals of each block, (batch * blocks, rows); the last row is repeated."""
     length = start.shape[1]
     count = -(-length // rows) * rows
-    rows_at = torch.arange(count, dtype=torch.int64, device=start.device).clamp_(max=length - 1)
-    return start[:, rows_at].view(-1, rows), end[:, rows_at].view(-1, rows)
+    row = torch.arange(count, dtype=torch.int64, device=start.device).clamp_(max=length - 1)
+    return start[:, row].view(-1, rows), end[:, row].view(-1, rows)
 
 
 def _spans(first: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,10 +48,12 @@ def _made(start: Tensor, end: Tensor, rows: int, tile: int) -> Tensor:
     leading = torch.minimum(((whole_low - low).clamp(min=0) + tile - 1) // tile, count)
     whole = ((whole_high - low).clamp(min=0) // tile - leading).clamp(min=0)
     gaps = (first[:, 1:] > last[:, :-1]).any(1)
-    at = torch.arange(len(first), device=start.device, dtype=start.dtype)
+    index = torch.arange(len(first), device=start.device, dtype=start.dtype)
     blocks = len(first) // len(start)
-    columns = (at // blocks, at % blocks, low, high, leading, whole, count, gaps.to(low.dtype))
-    found = torch.stack(columns, 1)[torch.argsort(count, descending=True, stable=True)]
+    entry, block = index // blocks, index % blocks
+    columns = (entry, block, low, high, leading, whole, count, gaps.to(low.dtype))
+    # The heaviest blocks start first, so that none of them runs alone at the end.
+    heaviest_first = torch.argsort(count, descending=True, stable=True)
     head = torch.zeros(1, COLUMNS, device=start.device, dtype=start.dtype)
     head[0, 0], head[0, 1] = (count > 0).sum(), len(first)
-    return torch.cat([head, found])
+    return torch.cat([head, torch.stack(columns, 1)[heaviest_first]])

@@ -56,14 +56,15 @@ def has_gaps(start, row, last, rows):
 @triton.jit
 def _rows_up_to(bound, tile_rows, rows, ROWS: tl.constexpr):
     """Returns how many of the block's ROWS rows have a ``bound`` up to each tile row."""
-    found = tile_rows * 0
+    count = tile_rows * 0
+    # Bounds never decrease: a binary search, bit by bit, as blocks have at most 256 rows.
     for step in tl.static_range(9):
-        more = found + (256 >> step)
-        at = tl.minimum(more, rows) - 1
-        inside = more <= ROWS
-        up_to = tl.load(bound + at, mask=inside, other=0x7FFFFFFF) <= tile_rows
-        found = tl.where(up_to, more, found)
-    return found
+        candidate = count + (256 >> step)
+        row = tl.minimum(candidate, rows) - 1
+        inside = candidate <= ROWS
+        up_to = tl.load(bound + row, mask=inside, other=0x7FFFFFFF) <= tile_rows
+        count = tl.where(up_to, candidate, count)
+    return count
 
 
 @triton.jit
@@ -81,8 +82,17 @@ def edge_tile(index, leading, whole):
 
 
 @triton.jit
-def load_tile(base, rows, seen, stride_row, stride_col, FIRST: tl.constexpr, WIDTH: tl.constexpr,
-              HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+def load_tile(
+    base,
+    rows,
+    seen,
+    stride_row,
+    stride_col,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Loads (rows, WIDTH) columns from ``FIRST`` on of a tile whose first row ``base`` points to;
     zeros beyond HEAD_DIM, and where not ``seen`` if MASKED."""
     columns = FIRST + tl.arange(0, WIDTH)
@@ -98,8 +108,16 @@ def load_tile(base, rows, seen, stride_row, stride_col, FIRST: tl.constexpr, WID
 
 
 @triton.jit
-def store_tile(base, rows, inside, stride_row, value, FIRST: tl.constexpr, WIDTH: tl.constexpr,
-               HEAD_DIM: tl.constexpr):  # fmt: skip
+def store_tile(
+    base,
+    rows,
+    inside,
+    stride_row,
+    value,
+    FIRST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
     """Does the inverse of ``load_tile``, for rows of contiguous columns."""
     columns = FIRST + tl.arange(0, WIDTH)
     pointers = base + rows[:, None] * stride_row + columns[None, :]
@@ -108,8 +126,17 @@ def store_tile(base, rows, inside, stride_row, value, FIRST: tl.constexpr, WIDTH
 
 
 @triton.jit
-def load_parts(base, rows, seen, stride_row, stride_col, W0: tl.constexpr, W1: tl.constexpr,
-               HEAD_DIM: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
+def load_parts(
+    base,
+    rows,
+    seen,
+    stride_row,
+    stride_col,
+    W0: tl.constexpr,
+    W1: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    MASKED: tl.constexpr,
+):
     """Loads the columns of a tile in two parts, W0 and W1 wide; both are the first if W1 is 0."""
     part0 = load_tile(base, rows, seen, stride_row, stride_col, 0, W0, HEAD_DIM, MASKED)
     # Triton wants the name before the branch; without a second part nothing reads it.
@@ -120,8 +147,9 @@ def load_parts(base, rows, seen, stride_row, stride_col, W0: tl.constexpr, W1: t
 
 
 @triton.jit
-def store_parts(base, rows, inside, part0, part1, W0: tl.constexpr, W1: tl.constexpr,
-                HEAD_DIM: tl.constexpr):  # fmt: skip
+def store_parts(
+    base, rows, inside, part0, part1, W0: tl.constexpr, W1: tl.constexpr, HEAD_DIM: tl.constexpr
+):
     """Stores what ``load_parts`` loads, in rows of contiguous columns."""
     store_tile(base, rows, inside, 1, part0, 0, W0, HEAD_DIM)
     if W1 > 0:
@@ -157,9 +185,14 @@ def staying(drop, rows, keys, head, batch):
     seed_low, seed_high, heads_before, least, _ = drop
     head = (head + heads_before).to(tl.uint32)
     n0, n1, n2, n3 = philox_impl(
-        (keys >> 2).to(tl.uint32), rows.to(tl.uint32), head, batch.to(tl.uint32),
-        seed_low.to(tl.uint32, bitcast=True), seed_high.to(tl.uint32, bitcast=True), _ROUNDS,
-    )  # fmt: skip
+        (keys >> 2).to(tl.uint32),
+        rows.to(tl.uint32),
+        head,
+        batch.to(tl.uint32),
+        seed_low.to(tl.uint32, bitcast=True),
+        seed_high.to(tl.uint32, bitcast=True),
+        _ROUNDS,
+    )
     lane = keys & 3
     number = tl.where(lane < 2, tl.where(lane == 0, n0, n1), tl.where(lane == 2, n2, n3))
     return (number >> 1).to(tl.int32) >= least
