@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import composed, fused
-from ringray_kernels.backends.composed import Dropped
+from ringray_kernels.backends.composed import Dropped, Piece
 from ringray_kernels.checks import TensorKind
 from ringray_kernels.cover import DenseCall, cover
 from ringray_kernels.dropout import factors
@@ -161,14 +161,12 @@ def _dropped(operands: Operands, call: DenseCall, heads: slice) -> Dropped | Non
     )
 
 
-def _extending(operands: Operands, call: DenseCall, heads: slice) -> dict[str, Any]:
-    """Returns what ``composed`` takes for a call and some grouped heads and ``fused`` does not."""
+def _piece(operands: Operands, call: DenseCall, mask: Tensor | None, heads: slice) -> Piece:
+    """Returns what a call computes for some grouped heads, beside the tensors."""
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
-    return {
-        "softcap": operands.softcap,
-        "bias": operands.bias and operands.bias.part(heads, rows, keys),
-        "dropped": _dropped(operands, call, heads),
-    }
+    bias = operands.bias and operands.bias.part(heads, rows, keys)
+    scoring = operands.softcap, bias, _dropped(operands, call, heads)
+    return Piece(call.mode == "causal", mask, operands.scale, *scoring)
 
 
 class Vendor(Protocol):
@@ -179,7 +177,9 @@ class Vendor(Protocol):
         self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor]: ...
 
-    def backward(self, *given: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(
+        self, *tensors: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns dq, dk, dv from dout, q, k, v, out and lse; dk and dv per query head, or summed
         over those that share them."""
 
@@ -228,26 +228,27 @@ def _forward_call(
     *,
     fresh: bool,
 ) -> None:
-    q, k, v, _, _, scale, *_ = operands
+    q, k, v = operands[:3]
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
     group = q.shape[1] // kv_heads
     queries, out, lse = (_part(_by_group(x, kv_heads), 2, rows) for x in (q, *state))
     keys_, values = (_part(_by_group(x, kv_heads), 2, keys) for x in (k, v))
-    how: dict[str, Any] = {"causal": call.mode == "causal", "scale": scale}
     for heads in _head_slices(queries, keys_, extended=operands.extended):
-        own, *shared = (_part(x, 0, heads) for x in (queries, keys_, values))
-        if not operands.extended:
-            own, *shared = _one_width(own, *shared)
-            shared = [x.expand(-1, group, -1, -1) for x in shared]
-            if vendor is not None and _takes(own, shared[0], mask):
-                part, part_lse = vendor.forward(own, *shared, **how)
-            else:
-                part, part_lse = fused.forward(own, *shared, mask=mask, **how)
-            part = _part(part, 3, slice(0, v.shape[3]))
+        own_q, own_k, own_v = (_part(x, 0, heads) for x in (queries, keys_, values))
+        piece = _piece(operands, call, mask, heads)
+        if operands.extended:
+            part, part_lse = composed.forward(own_q, own_k, own_v, piece)
         else:
-            how |= _extending(operands, call, heads)
-            part, part_lse = composed.forward(own, *shared, mask=mask, **how)
+            own_q, own_k, own_v = _one_width(own_q, own_k, own_v)
+            own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
+            if vendor is not None and _takes(own_q, own_k, mask):
+                part, part_lse = vendor.forward(
+                    own_q, own_k, own_v, causal=piece.causal, scale=piece.scale
+                )
+            else:
+                part, part_lse = fused.forward(own_q, own_k, own_v, piece)
+            part = _part(part, 3, slice(0, v.shape[3]))
         if fresh:
             _part(out, 0, heads).copy_(part)
             _part(lse, 0, heads).copy_(part_lse)
@@ -299,7 +300,7 @@ def _backward_call(
     mask: Tensor | None,
     vendor: Vendor | None,
 ) -> None:
-    q, k, v, _, _, scale, *_ = operands
+    q, k, v = operands[:3]
     dout, out, lse, delta, dq, dk, dv = given
     assert out is not None, "backward has a stand-in"
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
@@ -308,35 +309,34 @@ def _backward_call(
     queries, dout, out, dq = (_part(_by_group(x, kv_heads), 2, rows) for x in (q, dout, out, dq))
     lse, delta = (_part(_by_group(x, kv_heads), 2, rows) for x in (lse, delta))
     k, v, dk, dv = (_part(_by_group(x, kv_heads), 2, keys) for x in (k, v, dk, dv))
-    how: dict[str, Any] = {"causal": call.mode == "causal", "scale": scale}
     for heads in _head_slices(queries, k, extended=operands.extended):
         grad_out, own_q, own_k, own_v = (_part(x, 0, heads) for x in (dout, queries, k, v))
         lse_rows = _part(lse, 0, heads)
-        if not operands.extended:
+        piece = _piece(operands, call, mask, heads)
+        if operands.extended:
+            tensors = (grad_out, own_q, own_k, own_v, lse_rows, _part(delta, 0, heads))
+            parts = composed.backward(*tensors, piece)
+            del tensors
+        else:
             grad_out, own_q, own_k, own_v, result = _one_width(
                 grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
             tensors = (grad_out, own_q, own_k, own_v, result, lse_rows)
             if vendor is not None and _takes(own_q, own_k, mask):
-                parts = vendor.backward(*tensors, **how)
+                parts = vendor.backward(*tensors, causal=piece.causal, scale=piece.scale)
             else:
-                parts = fused.backward(*tensors, mask=mask, **how)
+                parts = fused.backward(*tensors, piece)
             del result, tensors
-        else:
-            how |= _extending(operands, call, heads)
-            tensors = (grad_out, own_q, own_k, own_v, lse_rows, _part(delta, 0, heads))
-            parts = composed.backward(*tensors, mask=mask, **how)
-            del tensors
         del grad_out, own_q, own_k, own_v  # padded ones are copies
         part_q = _part(parts[0], 3, slice(0, dq.shape[3]))
         _part(dq, 0, heads).add_(part_q)
         for grad, part in ((_part(dk, 0, heads), parts[1]), (_part(dv, 0, heads), parts[2])):
             # One addition per query head in fp32: the parts share their K/V head.
             for member in range(part.shape[1]):
-                one = _part(part, 1, slice(member, member + 1))
-                grad.add_(_part(one, 3, slice(0, grad.shape[3])))
-                del one
+                member_part = _part(part, 1, slice(member, member + 1))
+                grad.add_(_part(member_part, 3, slice(0, grad.shape[3])))
+                del member_part
         del parts, part_q, part  # before the next call allocates its own
 
 

@@ -1,5 +1,5 @@
-"""Attention of soft-capped or biased scores, or with dropout, by plain operators, with the
-arguments of ``fused``.
+"""Attention of soft-capped or biased scores, or with dropout, by plain operators: the pieces that
+``fused`` does not compute.
 
 In fp32, some query rows at a time, which bounds the memory of the scores. Backward takes delta in
 place of the output, and returns dK and dV summed over the query heads that share them.
@@ -22,6 +22,18 @@ SCORES_AT_ONCE = 1 << 22  # elements
 Dropped = Callable[[slice, slice], Tensor]
 
 
+class Piece(NamedTuple):
+    """How some query rows see some keys: all of them, those up to their own row if ``causal``, or
+    by an additive ``mask`` (Sq, Sk); and what becomes of a score and of a weight."""
+
+    causal: bool
+    mask: Tensor | None
+    scale: float
+    softcap: float | None = None
+    bias: Bias | None = None
+    dropped: Dropped | None = None
+
+
 class _Block(NamedTuple):
     """Some query rows and the keys that they may see. ``ratio``: scores / softcap (E, G * rows,
     keys), None without one; ``scores``: behind softcap and bias, -inf where a key is hidden;
@@ -36,10 +48,8 @@ class _Block(NamedTuple):
     factors: Tensor | None
 
 
-def _blocks(
-    q: Tensor, k: Tensor, *, causal: bool, mask: Tensor | None, scale: float,
-    softcap: float | None, bias: Bias | None, dropped: Dropped | None,
-) -> Iterator[_Block]:  # fmt: skip
+def _blocks(q: Tensor, k: Tensor, piece: Piece) -> Iterator[_Block]:
+    causal, mask, scale, softcap, bias, dropped = piece
     entries, group, count, _ = q.shape
     step = max(1, SCORES_AT_ONCE // (entries * group * k.shape[1]))
     for first in range(0, count, step):
@@ -68,19 +78,13 @@ def _together(x: Tensor, rows: slice) -> Tensor:
     return x[:, :, rows].float().flatten(1, 2)
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float,
-    softcap: float | None, bias: Bias | None, dropped: Dropped | None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def forward(q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
     """Returns out (E, G, S, Dv) and lse (E, G, S), fp32, of q (E, G, S, D), k and v (E, 1, S, ...).
     Every row must see a key."""
     k, v = (x[:, 0].float() for x in (k, v))
     out = torch.empty((*q.shape[:3], v.shape[2]), dtype=torch.float32, device=q.device)
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    blocks = _blocks(
-        q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias, dropped=dropped
-    )
-    for rows, keys, _, _, _, scores, factors in blocks:
+    for rows, keys, _, _, _, scores, factors in _blocks(q, k, piece):
         block_lse = torch.logsumexp(scores, -1, keepdim=True)
         weights = scores.sub_(block_lse.clamp(min=LEAST_LSE)).exp_()
         if factors is not None:
@@ -91,19 +95,14 @@ def forward(
 
 
 def backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, *, causal: bool,
-    mask: Tensor | None, scale: float, softcap: float | None, bias: Bias | None,
-    dropped: Dropped | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, delta: Tensor, piece: Piece
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dq like q, dk and dv (E, 1, S, ...), fp32. ``lse``, ``delta`` (E, G, S) may be
     global."""
     k, v = (x[:, 0].float() for x in (k, v))
     dq = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    blocks = _blocks(
-        q, k, causal=causal, mask=mask, scale=scale, softcap=softcap, bias=bias, dropped=dropped
-    )
-    for rows, keys, queries, ratio, part, scores, factors in blocks:
+    for rows, keys, queries, ratio, part, scores, factors in _blocks(q, k, piece):
         upstream = _together(dout, rows)
         of_rows = lse[:, :, rows].flatten(1).unsqueeze(-1).clamp(min=LEAST_LSE)
         weights = scores.sub_(of_rows).exp_()
@@ -117,7 +116,7 @@ def backward(
             part.add(ds.unflatten(1, (q.shape[1], -1)))
         if ratio is not None:
             ds.mul_(ratio.square_().neg_().add_(1.0))
-        ds.mul_(scale)
+        ds.mul_(piece.scale)
         dq[:, :, rows] = (ds @ k[:, keys]).unflatten(1, (q.shape[1], -1))
         dk[:, keys] += ds.mT @ queries
     return dq, dk.unsqueeze(1), dv.unsqueeze(1)

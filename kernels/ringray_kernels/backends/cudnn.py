@@ -68,16 +68,18 @@ class _Kernels:
         )
         return out, lse.reshape(q.shape[:3])  # (B, H, S) or (B, H, S, 1), by the version
 
-    def backward(self, *given: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        dout, q, k, v, out, lse = given
+    def backward(
+        self, *tensors: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dout, q, k, v, out, lse = tensors
+        saved = dout, q, unshared(k), unshared(v), out, lse.unsqueeze(-1).contiguous()
         no_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # dropout is 0
         bias = query_lengths = key_lengths = None  # an undefined tensor: there is none
-        found: tuple[Tensor, Tensor, Tensor] = _ops._scaled_dot_product_cudnn_attention_backward(
-            dout, q, unshared(k), unshared(v), out, lse.unsqueeze(-1).contiguous(), no_seed,
-            no_seed, bias, query_lengths, key_lengths, q.shape[2], k.shape[2], 0.0, causal,
-            scale=scale,
-        )  # fmt: skip
-        return found
+        lengths = query_lengths, key_lengths, q.shape[2], k.shape[2]
+        grads: tuple[Tensor, Tensor, Tensor] = _ops._scaled_dot_product_cudnn_attention_backward(
+            *saved, no_seed, no_seed, bias, *lengths, 0.0, causal, scale=scale
+        )
+        return grads
 
 
 _kernels = _Kernels()

@@ -64,12 +64,14 @@ class Kernels:
         options: dict[str, Any] = {"softmax_scale": scale, "causal": causal}
         if not self._version_3:
             options |= {"dropout_p": 0.0, "return_softmax": False} | self._unused
-        given = (x.transpose(1, 2) for x in (q, unshared(k), unshared(v)))
-        out, lse, *_ = self._package._flash_attn_forward(*given, **options)
+        rows_first = (x.transpose(1, 2) for x in (q, unshared(k), unshared(v)))
+        out, lse, *_ = self._package._flash_attn_forward(*rows_first, **options)
         return out.transpose(1, 2), lse
 
-    def backward(self, *given: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        dout, q, k, v, out, lse = given
+    def backward(
+        self, *tensors: Tensor, causal: bool, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dout, q, k, v, out, lse = tensors
         options: dict[str, Any] = {"softmax_scale": scale, "deterministic": True}
         if self._version_3:
             options |= {"is_causal": causal}

@@ -1,7 +1,7 @@
 """PyTorch's fused attention calls that return lse, behind one pair of functions.
 
 Shapes as in SDPA, equal head counts (shared heads by stride 0) and head dims, which on CUDA are
-multiples of ``HEAD_DIM_ALIGNMENT``, ``mask`` additive (Sq, Sk) or None.
+multiples of ``HEAD_DIM_ALIGNMENT``. Of a piece only mask and scale count.
 On CPU the flash kernel computes everything; on CUDA it computes bf16 and fp16 without a mask, and
 the memory-efficient kernel the rest.
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from ringray_kernels.backends.composed import Piece
 
 _ops = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)
@@ -37,10 +39,9 @@ def _aligned(mask: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
     return rows.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, mask: Tensor | None, scale: float
-) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
     """Returns out like q and lse, fp32 (B, H, Sq), natural log. Every row must see a key."""
+    causal, mask, scale, *_ = piece
     if on_cpu(q):
         out, lse = _ops._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, causal, attn_mask=mask, scale=scale
@@ -58,18 +59,10 @@ def forward(
 
 
 def backward(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *,
-    causal: bool,
-    mask: Tensor | None,
-    scale: float,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, piece: Piece
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dq, dk, dv in q's dtype, dk and dv per query head. ``lse``, ``out`` may be global."""
+    causal, mask, scale, *_ = piece
     grads: tuple[Tensor, Tensor, Tensor]
     if on_cpu(q):
         grads = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -80,17 +73,19 @@ def backward(
     no_seed = torch.zeros((), dtype=torch.uint64, device=q.device)  # dropout is 0: unused
     if _flash(q, mask):
         query_lengths = key_lengths = None  # undefined tensors: others ask for packed sequences
+        tensors = dout, q, k, v, out, lse.contiguous()
+        lengths = query_lengths, key_lengths, rows, k.shape[2]
         grads = _ops._scaled_dot_product_flash_attention_backward(
-            dout, q, k, v, out, lse.contiguous(), query_lengths, key_lengths, rows, k.shape[2], 0.0,
-            causal, no_seed, no_seed, scale=scale,
-        )  # fmt: skip
+            *tensors, *lengths, 0.0, causal, no_seed, no_seed, scale=scale
+        )
         return grads
     # In 16 bits the kernel computes delta from rows of ``out`` that are H * D elements apart,
     # whatever its strides.
     out = out.transpose(1, 2).contiguous().transpose(1, 2)
     lse = torch.nn.functional.pad(lse, (0, -rows % _LSE_ALIGNMENT), value=torch.inf)
+    inputs = dout, q, k, v, _aligned(mask, q, k)
+    wanted = [True, True, True, False]  # no gradient of the mask
     dq, dk, dv, _ = _ops._scaled_dot_product_efficient_attention_backward(
-        dout, q, k, v, _aligned(mask, q, k), out, lse, no_seed, no_seed, 0.0,
-        [True, True, True, False], causal, scale=scale,
-    )  # fmt: skip
+        *inputs, out, lse, no_seed, no_seed, 0.0, wanted, causal, scale=scale
+    )
     return dq, dk, dv
