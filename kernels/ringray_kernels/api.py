@@ -118,7 +118,7 @@ class Backend(Protocol):
         """Returns why this backend cannot compute ``asked`` on tensors like ``q``, or None."""
 
     def forward(self, operands: Operands, state: State | None, out_dtype: torch.dtype) -> State: ...
-    def backward(self, operands: Operands, given: BackwardOperands) -> None: ...
+    def backward(self, operands: Operands, tensors: BackwardOperands) -> None: ...
     def delta(self, dout: Tensor, out: Tensor, lse: Tensor) -> Tensor: ...
 
 
@@ -142,7 +142,7 @@ def resolve_backend(name: str, q: TensorKind, asked: Features = PLAIN) -> str:
             )
         reason = load_backend(name).unsupported(q, asked)
         if reason:
-            able = ", ".join(_usable((one for one in BACKENDS if one != name), q, asked))
+            able = ", ".join(_usable((other for other in BACKENDS if other != name), q, asked))
             raise ValueError(f"backend {name!r}: {reason}" + (f"; {able} can" if able else ""))
         return name
     for name in _usable(PREFERRED.get(q.device.type, ()), q, asked):
@@ -183,7 +183,7 @@ def check_blocks(blocks: object, backend: str) -> None:
 
 def _checked(operands: Operands, backend: str) -> Backend:
     """Checks the problem and returns its backend."""
-    q, k, v, start, end, scale, blocks, softcap, bias, dropout, at, scales = operands
+    q, k, v, start, end, scale, blocks, softcap, bias, dropout, positions, scales = operands
     check_qkv(q, k, v, DTYPES if scales is None else (DTYPE, torch.uint8))
     for name, x, of_rows in zip("qkv", (q, k, v), scales or (), strict=False):
         expect(f"scales of {name}", of_rows, x.shape[:3], torch.float32, q.device)
@@ -192,11 +192,11 @@ def _checked(operands: Operands, backend: str) -> Backend:
     if dropout is not None:
         if wrong := unusable_dropout(dropout.p, dropout.seed):
             raise ValueError(wrong)
-        if at is None:
+        if positions is None:
             raise ValueError("at: got None with dropout, expected the Positions of rows and keys")
-    if at is not None:
-        expect("at.rows", at.rows, (q.shape[2],), torch.int32, q.device)
-        expect("at.keys", at.keys, (k.shape[2],), torch.int32, q.device)
+    if positions is not None:
+        expect("at.rows", positions.rows, (q.shape[2],), torch.int32, q.device)
+        expect("at.keys", positions.keys, (k.shape[2],), torch.int32, q.device)
     rows = (
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
         q.shape[2],
@@ -305,14 +305,13 @@ def backward(
     operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias, dropout, at)
     module = _checked(operands, backend)
     of_rows, results = q.shape[:3], (*q.shape[:3], v.shape[3])
-    for name, tensor, shape, dtype in (
-        ("dout", dout, results, q.dtype), ("out", out, results, q.dtype),
-        ("lse", lse, of_rows, torch.float32), ("delta", delta, of_rows, torch.float32),
-        ("dq", dq, q.shape, torch.float32), ("dk", dk, k.shape, torch.float32),
-        ("dv", dv, v.shape, torch.float32),
-    ):  # fmt: skip
+    for name, tensor, shape in (("dout", dout, results), ("out", out, results)):
         if tensor is not None:
-            expect(name, tensor, shape, dtype, q.device)
+            expect(name, tensor, shape, q.dtype, q.device)
+    sums = (("lse", lse, of_rows), ("delta", delta, of_rows))
+    gradients = (("dq", dq, q.shape), ("dk", dk, k.shape), ("dv", dv, v.shape))
+    for name, tensor, shape in (*sums, *gradients):
+        expect(name, tensor, shape, torch.float32, q.device)
     with without_modes(q.device):
         module.backward(operands, BackwardOperands(dout, out, lse, delta, dq, dk, dv))
 

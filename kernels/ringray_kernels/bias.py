@@ -37,9 +37,14 @@ class Bias(NamedTuple):
 
     @classmethod
     def of_hop(
-        cls, positions: Tensor, rows: slice, keys: Tensor, heads: slice, values: Tensor,
+        cls,
+        positions: Tensor,
+        rows: slice,
+        keys: Tensor,
+        heads: slice,
+        values: Tensor,
         grad: Tensor | None = None,
-    ) -> Bias:  # fmt: skip
+    ) -> Bias:
         """Returns the bias of some heads of the ``rows`` of a rank at ``positions``."""
         if values.dim() == 4:
             positions = torch.arange(values.shape[2], dtype=torch.int32, device=keys.device)

@@ -100,8 +100,8 @@ def visible_ranges(
     low, high = torch.maximum(low, stop), torch.maximum(high, stop)
     if causal or shared_prefix is not None:
         return (begin, stop), (low, high)
-    one = positions < stop
-    return (begin, stop), (low, high.where(~one, stop)), (stop.where(one, end), end)
+    is_token = positions < stop
+    return (begin, stop), (low, high.where(~is_token, stop)), (stop.where(is_token, end), end)
 
 
 def within_documents(positions: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -132,9 +132,9 @@ def inverse(start: Tensor, end: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
     return first, stop
 
 
-class _Kept:
-    """Values that were derived from a tensor of starts and one of ends in some version; nothing, in
-    a copy of the tensor."""
+class _Cache:
+    """Values derived from one pair of bounds, kept on its tensor of starts; invalid after a change
+    of either in place, and empty in a copy."""
 
     def __init__(self, end: Tensor | None = None, versions: tuple[int, int] | None = None) -> None:
         self.end = None if end is None else weakref.ref(end)
@@ -142,7 +142,7 @@ class _Kept:
         self.values: dict[Hashable, Any] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Kept, ()
+        return _Cache, ()
 
 
 def derived(start: Tensor, end: Tensor, key: Hashable, make: Callable[[], T]) -> T:
@@ -151,15 +151,16 @@ def derived(start: Tensor, end: Tensor, key: Hashable, make: Callable[[], T]) ->
     if start.is_inference() or end.is_inference():  # which do not count their changes
         return make()
     versions = start._version, end._version
-    kept = getattr(start, "_ringray_kept", None)
-    if kept is None or kept.versions != versions or kept.end() is not end:
-        kept = start._ringray_kept = _Kept(end, versions)  # type: ignore[attr-defined]
-    if key not in kept.values:
+    cache = getattr(start, "_ringray_cache", None)
+    # A change in place counts a version up; another tensor of ends makes another pair.
+    if cache is None or cache.versions != versions or cache.end() is not end:
+        cache = start._ringray_cache = _Cache(end, versions)  # type: ignore[attr-defined]
+    if key not in cache.values:
         if capturing(start.device):  # its memory would be the graph's
             return make()
         with lasting(start.device):
-            kept.values[key] = make()
-    return cast("T", kept.values[key])
+            cache.values[key] = make()
+    return cast("T", cache.values[key])
 
 
 def capturing(device: torch.device) -> bool:

@@ -19,6 +19,18 @@ BUDGET_FACTOR = 2.0
 BUDGET_FLOOR = 1e-6
 
 
+class Scoring(NamedTuple):
+    """What becomes of scores and weights; ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``) and
+    ``table`` (``distance_bias``) as in ``ringray.ring_attention``; ``factors``: of weights, (B, Hq,
+    S, S), by dropout, see ``dropout_factors``."""
+
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    slopes: Tensor | None = None
+    factors: Tensor | None = None
+    table: Tensor | None = None
+
+
 class Gradients(NamedTuple):
     """Output and gradients of one attention: out (B, Hq, S, Dv), dq (B, Hq, S, D), dk (B, Hkv, S,
     D), dv (B, Hkv, S, Dv); dsinks (B, Hq, S), dtable (B, Hq, S, 2 R + 1): the share of each row in
@@ -117,14 +129,11 @@ def _places(q: Tensor, table: Tensor) -> Tensor:
 
 
 def oracle(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
-    softcap: float | None = None, sinks: Tensor | None = None, slopes: Tensor | None = None,
-    factors: Tensor | None = None, table: Tensor | None = None,
-) -> Gradients:  # fmt: skip
-    """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``.
-    ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``), ``table`` (``distance_bias``): as in
-    ``ringray.ring_attention``; ``factors``: of weights, (B, Hq, S, S), by dropout, see
-    ``dropout_factors``."""
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float, **how: Any
+) -> Gradients:
+    """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``;
+    ``how``: the fields of ``Scoring``."""
+    softcap, sinks, slopes, factors, table = Scoring(**how)
     inputs = [q, k, v]
     if sinks is not None:
         inputs.append(sinks[:, None].expand(q.shape[:3]))
@@ -156,14 +165,22 @@ def oracle(
 
 
 def yardstick(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
-    causal: bool, fp8: bool = False, **scoring: Any,
-) -> Gradients:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    seen: Tensor,
+    *,
+    scale: float,
+    causal: bool,
+    fp8: bool = False,
+    **how: Any,
+) -> Gradients:
     """Computes single-process *flash* SDPA on the same inputs in the same dtype, never its math
     path; and what that does not compute by the same arithmetic, see ``_like_flash``. ``fp8``:
-    weights are e4m3; ``scoring``: softcap to table, as for ``oracle``."""
-    if q.shape[-1] != v.shape[-1] or fp8 or any(x is not None for x in scoring.values()):
-        return _like_flash(q, k, v, dout, seen, scale=scale, fp8=fp8, **scoring)
+    weights are e4m3; ``how``: as for ``oracle``."""
+    if q.shape[-1] != v.shape[-1] or fp8 or any(x is not None for x in how.values()):
+        return _like_flash(q, k, v, dout, seen, scale, fp8, Scoring(**how))
     leaves = [
         x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(dout is not None)
         for x in (q, k, v)
@@ -186,12 +203,18 @@ def yardstick(
 
 
 def _like_flash(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float,
-    fp8: bool, softcap: float | None = None, sinks: Tensor | None = None,
-    slopes: Tensor | None = None, factors: Tensor | None = None, table: Tensor | None = None,
-) -> Gradients:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    seen: Tensor,
+    scale: float,
+    fp8: bool,
+    scoring: Scoring,
+) -> Gradients:
     """Computes attention with the roundings of a flash kernel: scores and sums in fp32, operands of
     products and results in the dtype of the inputs."""
+    softcap, sinks, slopes, factors, table = scoring
     dtype, blind = q.dtype, ~seen.any(-1, keepdim=True)
     wide_q, wide_k, wide_v = (_grouped(x, q.shape[1]).float() for x in (q, k, v))
     scores = wide_q @ wide_k.mT * scale

@@ -257,9 +257,9 @@ def _forward_call(
         del part, part_lse  # before the next call allocates its own
 
 
-def backward(operands: Operands, given: BackwardOperands, vendor: Vendor | None = None) -> None:
+def backward(operands: Operands, tensors: BackwardOperands, vendor: Vendor | None = None) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
-    dout, out, lse, delta, dq, dk, dv = given
+    dout, out, lse, delta, dq, dk, dv = tensors
     positive = _positive(operands)
     if positive.scale != operands.scale:
         dq = torch.zeros_like(dq)  # of the other queries
@@ -279,7 +279,7 @@ def backward(operands: Operands, given: BackwardOperands, vendor: Vendor | None 
                 part = _of_entry(positive, entry, *ours[:3])
                 _backward_call(call, part, BackwardOperands(*ours[3:]), mask, vendor)
     if positive.scale == -operands.scale:
-        given.dq.sub_(dq)
+        tensors.dq.sub_(dq)
 
 
 def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
@@ -296,12 +296,12 @@ def _stand_in(dout: Tensor, delta: Tensor) -> Tensor:
 def _backward_call(
     call: DenseCall,
     operands: Operands,
-    given: BackwardOperands,
+    tensors: BackwardOperands,
     mask: Tensor | None,
     vendor: Vendor | None,
 ) -> None:
     q, k, v = operands[:3]
-    dout, out, lse, delta, dq, dk, dv = given
+    dout, out, lse, delta, dq, dk, dv = tensors
     assert out is not None, "backward has a stand-in"
     rows, keys = slice(call.row, call.row_stop), slice(call.key, call.key_stop)
     kv_heads = k.shape[1]
@@ -314,20 +314,20 @@ def _backward_call(
         lse_rows = _part(lse, 0, heads)
         piece = _piece(operands, call, mask, heads)
         if operands.extended:
-            tensors = (grad_out, own_q, own_k, own_v, lse_rows, _part(delta, 0, heads))
-            parts = composed.backward(*tensors, piece)
-            del tensors
+            inputs = (grad_out, own_q, own_k, own_v, lse_rows, _part(delta, 0, heads))
+            parts = composed.backward(*inputs, piece)
+            del inputs
         else:
             grad_out, own_q, own_k, own_v, result = _one_width(
                 grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
-            tensors = (grad_out, own_q, own_k, own_v, result, lse_rows)
+            inputs = (grad_out, own_q, own_k, own_v, result, lse_rows)
             if vendor is not None and _takes(own_q, own_k, mask):
-                parts = vendor.backward(*tensors, causal=piece.causal, scale=piece.scale)
+                parts = vendor.backward(*inputs, causal=piece.causal, scale=piece.scale)
             else:
-                parts = fused.backward(*tensors, piece)
-            del result, tensors
+                parts = fused.backward(*inputs, piece)
+            del result, inputs
         del grad_out, own_q, own_k, own_v  # padded ones are copies
         part_q = _part(parts[0], 3, slice(0, dq.shape[3]))
         _part(dq, 0, heads).add_(part_q)

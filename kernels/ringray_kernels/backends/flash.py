@@ -101,6 +101,6 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
     return aten.forward(operands, state, out_dtype, _kernels(operands.q))
 
 
-def backward(operands: Operands, given: BackwardOperands) -> None:
+def backward(operands: Operands, tensors: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
-    aten.backward(operands, given, _kernels(operands.q))
+    aten.backward(operands, tensors, _kernels(operands.q))

@@ -89,10 +89,10 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
     return State(out.to(out_dtype), lse)
 
 
-def backward(operands: Operands, given: BackwardOperands) -> None:
+def backward(operands: Operands, tensors: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
     q, k, v, start, end, scale = operands[:6]
-    dout, _, lse, delta, dq, dk, dv = given
+    dout, _, lse, delta, dq, dk, dv = tensors
     visible = _visible(start, end, k.shape[2])
     blind = ~visible.any(-1).unsqueeze(-1)
     k_wide, v_wide = (_per_query_head(_seen(x, visible), q.shape[1]) for x in (k, v))

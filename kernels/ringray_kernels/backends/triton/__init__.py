@@ -68,11 +68,11 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
     return State(out.to(out_dtype), lse)
 
 
-def backward(operands: Operands, given: BackwardOperands) -> None:
+def backward(operands: Operands, tensors: BackwardOperands) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
     dtype, device = operands.q.dtype, operands.q.device
     target, operands = target_named(architecture(device)), _launchable(operands)
-    dout, out, lse, delta, dq, dk, dv = given
+    dout, out, lse, delta, dq, dk, dv = tensors
     if operands.bias is not None:
         lse = lse.clamp(min=LEAST_LSE)
     first, stop = _inverses(operands.start, operands.end, operands.k.shape[2])
@@ -80,12 +80,12 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
         dk = stack.enter_context(_added_in_place(dk, dk.stride(-1) == 1))
         dv = stack.enter_context(_added_in_place(dv, dv.stride(-1) == 1))
-        given = BackwardOperands(
+        tensors = BackwardOperands(
             _readable(dout), out, lse.contiguous(), delta.contiguous(), dq, dk, dv
         )
-        for launch in dkv_launches(operands, given, first, stop, target, dtype):
+        for launch in dkv_launches(operands, tensors, first, stop, target, dtype):
             run(launch, device)
-        for some, of_some in _turns(operands, given):
+        for some, of_some in _turns(operands, tensors):
             with _added_in_place(of_some.dq, of_some.dq.is_contiguous()) as own:
                 launch = dq_launch(some, of_some._replace(dq=own), target, dtype)
                 run(launch, device)
@@ -94,7 +94,7 @@ def backward(operands: Operands, given: BackwardOperands) -> None:
 
 
 def _turns(
-    operands: Operands, given: BackwardOperands
+    operands: Operands, tensors: BackwardOperands
 ) -> Iterator[tuple[Operands, BackwardOperands]]:
     """Yields the parts of a pass in which no two programs add to one gradient of a bias: those of
     each batch entry, by intervals that are empty in the others, or head, or all at once."""
@@ -108,19 +108,19 @@ def _turns(
             seen[entry] = ends[entry]
             some = operands._replace(start=lows, end=seen)
         if not by_head:
-            yield some, given
+            yield some, tensors
             continue
         blocks = replace(blocks, dq=blocks.dq and replace(blocks.dq, pack=1))
         for head in range(q.shape[1]):
             own, kv_head = slice(head, head + 1), head * k.shape[1] // q.shape[1]
             keys, values = (x[:, kv_head : kv_head + 1] for x in (k, v))
             dout, lse, delta, dq = (
-                x[:, own] for x in (given.dout, given.lse, given.delta, given.dq)
+                x[:, own] for x in (tensors.dout, tensors.lse, tensors.delta, tensors.dq)
             )
             drop = dropout and dropout._replace(head=dropout.head + head)
             yield (
                 some._replace(q=q[:, own], k=keys, v=values, blocks=blocks, dropout=drop),
-                given._replace(dout=dout, lse=lse.contiguous(), delta=delta.contiguous(), dq=dq),
+                tensors._replace(dout=dout, lse=lse.contiguous(), delta=delta.contiguous(), dq=dq),
             )
 
 

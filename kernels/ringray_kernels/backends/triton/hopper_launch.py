@@ -88,12 +88,12 @@ def forward(operands: Operands, result: State, state: State | None, config: Bloc
 
 
 def dkv(
-    operands: Operands, given: BackwardOperands, first: Tensor, stop: Tensor, config: BlockConfig
+    operands: Operands, tensors: BackwardOperands, first: Tensor, stop: Tensor, config: BlockConfig
 ) -> Launch:
     """Returns the launch that adds to ``dk`` and ``dv``, of contiguous rows; see
     hopper_dkv_kernel."""
     q, k, v, _, _, scale, *_ = operands
-    dout, _, lse, delta, _, dk, dv = given
+    dout, _, lse, delta, _, dk, dv = tensors
     resident, streamed = hopper.ROWS.value, config.block_m
     strides = *dk.stride()[:3], *dv.stride()[:3]
     return _launch(
@@ -109,10 +109,10 @@ def dkv(
     )
 
 
-def dq(operands: Operands, given: BackwardOperands, config: BlockConfig) -> Launch:
+def dq(operands: Operands, tensors: BackwardOperands, config: BlockConfig) -> Launch:
     """Returns the launch that adds to ``dq``, contiguous; see hopper_dq_kernel."""
     q, k, v, start, end, scale, *_ = operands
-    dout, _, lse, delta, dq, _, _ = given
+    dout, _, lse, delta, dq, _, _ = tensors
     resident, streamed = hopper.ROWS.value, config.block_n
     return _launch(
         hopper_dq_kernel,

@@ -174,12 +174,12 @@ def forward_launch(
 
 
 def dq_launch(
-    operands: Operands, given: BackwardOperands, target: Target, dtype: torch.dtype
+    operands: Operands, tensors: BackwardOperands, target: Target, dtype: torch.dtype
 ) -> Launch:
     """Returns the launch that adds to ``dq``; it, ``lse`` and ``delta`` are contiguous; see
     dq_kernel."""
     q, k, v, start, end, scale, blocks, softcap, bias, *_ = operands
-    dout, _, lse, delta, dq, _, _ = given
+    dout, _, lse, delta, dq, _, _ = tensors
     problem = problem_of("dq", operands, dtype, q, dout, k, v)
     config = configured(blocks.dq, problem, target)
     if bias is not None and bias.grad is not None:
@@ -187,7 +187,7 @@ def dq_launch(
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
 
-        return hopper_launch.dq(operands, given, config)
+        return hopper_launch.dq(operands, tensors, config)
     (start, stride_bounds), (end, _) = bounds_of(start), bounds_of(end)
     batch, heads, rows, _ = q.shape
     grid = (triton.cdiv(rows, config.block_m // config.pack), heads // config.pack, batch)
@@ -222,7 +222,7 @@ def dq_launch(
 
 def dkv_launches(
     operands: Operands,
-    given: BackwardOperands,
+    tensors: BackwardOperands,
     first: Tensor,
     stop: Tensor,
     target: Target,
@@ -231,7 +231,7 @@ def dkv_launches(
     """Returns the launches that add to ``dk`` and ``dv``, of contiguous rows; ``first``, ``stop``
     (B or 1, Sk) are the query rows that see each key row; see dkv_kernel."""
     q, k, v, _, _, scale, blocks, softcap, bias, *_ = operands
-    dout, _, lse, delta, _, dk, dv = given
+    dout, _, lse, delta, _, dk, dv = tensors
     problem = problem_of("dkv", operands, dtype, q, dout, k, v)
     config = configured(blocks.dkv, problem, target)
     (first, stride_bounds), (stop, _) = bounds_of(first), bounds_of(stop)
@@ -239,7 +239,7 @@ def dkv_launches(
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
 
-        return [hopper_launch.dkv(operands, given, first, stop, config)]
+        return [hopper_launch.dkv(operands, tensors, first, stop, config)]
     grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
     options = _options(config, operands, target, dtype)
     narrow = problem.width <= _NARROW and problem.itemsize == 2
