@@ -197,6 +197,7 @@ def _checked(operands: Operands, backend: str) -> Backend:
     if positions is not None:
         expect("at.rows", positions.rows, (q.shape[2],), torch.int32, q.device)
         expect("at.keys", positions.keys, (k.shape[2],), torch.int32, q.device)
+    # Bounds hold for all batch entries, or there are some for each.
     rows = (
         start.shape[0] if start.dim() == 2 and start.shape[0] in (1, q.shape[0]) else 1,
         q.shape[2],
@@ -256,7 +257,7 @@ def forward(
     """
     operands = Operands(q, k, v, start, end, scale, blocks, softcap, bias, dropout, at, scales)
     module = _checked(operands, backend)
-    if scales is not None:
+    if scales is not None:  # e4m3 travels as bytes, which every library of messages knows
         operands = operands._replace(q=q.view(DTYPE), k=k.view(DTYPE), v=v.view(DTYPE))
     if state is not None:
         expect("state.out", state.out, (*q.shape[:3], v.shape[3]), torch.float32, q.device)
@@ -337,5 +338,6 @@ def delta(
     if dlse is not None:
         expect("dlse", dlse, out.shape[:3], torch.float32, out.device)
     with without_modes(out.device):
+        # The gradient of lse by a score is its weight: dlse joins delta with the other sign.
         rowsums = load_backend(resolve_backend(backend, out)).delta(dout, out, lse)
         return rowsums if dlse is None else rowsums.sub_(dlse.masked_fill(lse == -torch.inf, 0.0))

@@ -59,7 +59,7 @@ class Bias(NamedTuple):
         shape: tuple[int, ...] = (entries, q.shape[1])
         dtype, sizes = torch.float32, self.values.shape
         if len(sizes) == 3:
-            shape = (1, q.shape[1], sizes[2] // 2 * 2 + 1)
+            shape = (1, q.shape[1], sizes[2] // 2 * 2 + 1)  # places from -R to R: an odd number
         elif len(sizes) == 4:
             dtype = self.values.dtype
             shape = (entries, sizes[1] if sizes[1] == 1 else q.shape[1], *sizes[2:])
@@ -101,6 +101,8 @@ class Bias(NamedTuple):
                 added = part.sum_to_size(len(into), *part.shape[1:]).flatten(1)
                 into.view(len(into), -1).scatter_add_(1, places.expand_as(added), added)
             return
+        # Keys are sorted, so those of one place in the table are a run in each row, and its sum a
+        # difference of the running sum at both ends; the first and the last place take the rest.
         reach = self.values.shape[2] // 2
         steps = torch.arange(1 - reach, reach + 1, dtype=torch.int32, device=self.keys.device)
         first = torch.searchsorted(self.keys, self.queries[:, None] + steps)
@@ -125,8 +127,10 @@ class Bias(NamedTuple):
 
     def arguments(self, *, keys_walk: bool) -> tuple[Any, ...]:
         """Returns the argument ``bias`` of Triton's kernels, see ``tiles.bias_of``."""
+        # Of each kernel one side stays in its block of rows, and tiles of the other walk past.
         stay, walk = (self.queries, self.keys) if keys_walk else (self.keys, self.queries)
         sizes, strides = self.values.shape, self.values.stride()
+        # A stride of 0 shares one entry, or one head, among all.
         of_entry, of_head = (strides[i] if sizes[i] > 1 else 0 for i in range(2))
         rest: tuple[int, ...] = tuple(size // 2 for size in sizes[2:])  # R of tables
         if len(rest) == 2:  # strides of rows that stay and of those that walk

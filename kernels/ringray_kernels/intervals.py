@@ -47,6 +47,7 @@ def visible_range(
     """
     if cu_seqlens is None:
         cu_seqlens = torch.tensor([0, seq_len], dtype=torch.int64, device=positions.device)
+    # Padding lies behind the last document; it counts as part of it up to the last line.
     document = torch.searchsorted(cu_seqlens, positions, right=True)
     document = document.clamp_(max=len(cu_seqlens) - 1)
     begin, end = cu_seqlens[document - 1], cu_seqlens[document]
@@ -94,9 +95,11 @@ def visible_ranges(
     tokens = global_tokens if shared_prefix is None else shared_prefix
     if tokens is None:
         return ((low, high),)
+    # A shared prefix is one of the whole sequence, global tokens are those of each document.
     sections = cu_seqlens if shared_prefix is None else None
     begin, end = visible_range(positions, seq_len, causal=causal, cu_seqlens=sections)
     stop = torch.minimum(begin + tokens, end)
+    # What a query sees beside these positions, so that no pair is counted twice.
     low, high = torch.maximum(low, stop), torch.maximum(high, stop)
     if causal or shared_prefix is not None:
         return (begin, stop), (low, high)

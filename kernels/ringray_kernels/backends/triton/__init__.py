@@ -58,7 +58,7 @@ def forward(operands: Operands, state: State | None, out_dtype: torch.dtype) -> 
     if state is not None:
         state = State(state.out.contiguous(), state.lse.contiguous())
     if state is not None and out_dtype == torch.float32:
-        out, lse = state
+        out, lse = state  # the kernel merges in place
     else:
         shape = (*q.shape[:3], operands.v.shape[3])
         out = torch.empty(shape, dtype=_stored(out_dtype), device=q.device)
@@ -74,7 +74,9 @@ def backward(operands: Operands, tensors: BackwardOperands) -> None:
     target, operands = target_named(architecture(device)), _launchable(operands)
     dout, out, lse, delta, dq, dk, dv = tensors
     if operands.bias is not None:
+        # A row whose biases are all -inf has weights of 0, not of exp(-inf + inf).
         lse = lse.clamp(min=LEAST_LSE)
+    # By blocks of keys, the dK and dV kernel needs the rows that see each key.
     first, stop = _inverses(operands.start, operands.end, operands.k.shape[2])
     with contextlib.ExitStack() as stack:
         dq = stack.enter_context(_added_in_place(dq, dq.is_contiguous()))
@@ -86,6 +88,7 @@ def backward(operands: Operands, tensors: BackwardOperands) -> None:
         for launch in dkv_launches(operands, tensors, first, stop, target, dtype):
             run(launch, device)
         for some, of_some in _turns(operands, tensors):
+            # The dQ kernel knows no strides of dq: a part of its heads may have to be copied.
             with _added_in_place(of_some.dq, of_some.dq.is_contiguous()) as own:
                 launch = dq_launch(some, of_some._replace(dq=own), target, dtype)
                 run(launch, device)
@@ -99,6 +102,7 @@ def _turns(
     """Yields the parts of a pass in which no two programs add to one gradient of a bias: those of
     each batch entry, by intervals that are empty in the others, or head, or all at once."""
     q, k, v, start, end, _, blocks, _, bias, dropout, *_ = operands
+    # Without atomics, so that results repeat bitwise: what shares a gradient takes turns.
     by_entry, by_head = bias.shared(q) if bias is not None else (False, False)
     for entry in range(len(q)) if by_entry else (None,):
         some = operands
@@ -110,6 +114,7 @@ def _turns(
         if not by_head:
             yield some, tensors
             continue
+        # One head alone cannot be packed with others.
         blocks = replace(blocks, dq=blocks.dq and replace(blocks.dq, pack=1))
         for head in range(q.shape[1]):
             own, kv_head = slice(head, head + 1), head * k.shape[1] // q.shape[1]

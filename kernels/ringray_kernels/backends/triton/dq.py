@@ -36,7 +36,7 @@ def dq_kernel(
     lanes = tl.arange(0, BLOCK_M)
     row = block * ROWS + lanes % ROWS
     inside = row < query_rows
-    row = tl.minimum(row, query_rows - 1)
+    row = tl.minimum(row, query_rows - 1)  # rows beyond the end repeat the last one
     bounds = batch.to(tl.int64) * stride_bounds
     first = tl.load(start + bounds + row)
     last = tl.load(end + bounds + row)
@@ -56,6 +56,7 @@ def dq_kernel(
     if not DESCRIPTORS:
         k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
         v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+    # As in forward: offsets of rows are 64 bits wide.
     head = head.to(tl.int64)
     q_rows = batch.to(tl.int64) * stride_qb + head * stride_qh + row.to(tl.int64) * stride_qs
     o_rows = batch.to(tl.int64) * stride_ob + head * stride_oh + row.to(tl.int64) * stride_os

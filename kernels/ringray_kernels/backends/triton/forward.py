@@ -76,6 +76,7 @@ def forward_kernel(
     if not DESCRIPTORS:
         k += batch.to(tl.int64) * stride_kb + kv_head.to(tl.int64) * stride_kh
         v += batch.to(tl.int64) * stride_vb + kv_head.to(tl.int64) * stride_vh
+    # Whole tensors may pass 2^31 elements, a tile does not: offsets of rows are 64 bits wide.
     q_rows = batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh
     q_rows += row.to(tl.int64) * stride_qs
     q0, q1 = tiles.load_parts(q, q_rows, inside, 1, stride_qd, D0, D1, HEAD_DIM, True)
@@ -89,11 +90,11 @@ def forward_kernel(
         fp8 = (key_scales + place, value_scales + place, lowest)
         place = (batch.to(tl.int64) * heads + head) * query_rows + row
         query_scale = tl.load(query_scales + place)[:, None]
-        if SOFTCAP:
+        if SOFTCAP:  # the scale of a query is inside of tanh, as that of a key
             cap = cap * query_scale
         else:
             scale = scale * query_scale
-    if NEGATE:
+    if NEGATE:  # masked scores are -inf before the scale, which so must be positive
         q0 = -q0
         q1 = -q1
     top = tl.full([BLOCK_M], tiles.FLOOR, tl.float32)
@@ -197,7 +198,7 @@ def forward_kernel(
     if drop is not None:
         acc0 = acc0 * amplify
         acc1 = acc1 * amplify
-    if HAS_STATE:
+    if HAS_STATE:  # one more block of keys, whose maximum is its lse and whose sum is 1
         state_top = tl.load(state_lse + out_row) * tiles.LOG2_E
         new_top = tl.maximum(top, state_top)
         decay = tl.exp2(top - new_top)

@@ -99,7 +99,8 @@ def _dropped(operands: Operands) -> dict[str, Any]:
     dropout, positions = operands.dropout, operands.at
     if dropout is None or positions is None:
         return {}
-    low, high = (word - (word >> 31 << 32) for word in dropout.words)  # signed
+    # As signed numbers: an argument of 2^31 or more would be of another type, and recompile.
+    low, high = (word - (word >> 31 << 32) for word in dropout.words)
     return {
         "rows_at": positions.rows,
         "keys_at": positions.keys,
@@ -183,6 +184,7 @@ def dq_launch(
     problem = problem_of("dq", operands, dtype, q, dout, k, v)
     config = configured(blocks.dq, problem, target)
     if bias is not None and bias.grad is not None:
+        # A program adds to the gradient of one head.
         config = replace(config, pack=1)
     if config.path == "specialised" and not INTERPRETED:
         from ringray_kernels.backends.triton import hopper_launch
@@ -242,6 +244,7 @@ def dkv_launches(
         return [hopper_launch.dkv(operands, tensors, first, stop, config)]
     grid = (triton.cdiv(keys, config.block_n), kv_heads, batch)
     options = _options(config, operands, target, dtype)
+    # On Hopper both products come before p, where registers hold one more tile of scores.
     narrow = problem.width <= _NARROW and problem.itemsize == 2
 
     def launch(*part: str) -> Launch:
@@ -278,7 +281,7 @@ def dkv_launches(
             },
         )
 
-    if config.split:
+    if config.split:  # one after the other, each has the registers of both
         return [launch("DV"), launch("DK")]
     return [launch("DK", "DV")]
 
