@@ -4,8 +4,7 @@ Shape legend: R sampled query rows, K sampled key rows, S rows, D head dim; all 
 Computations run in chunks, so that 128k tokens fit, in fp64 or (long 16-bit problems) fp32.
 
 Sampled query rows of the first and the last query head give out and dq. dk and dv of sampled keys
-of the last key/value head sum over all queries, and so need lse and delta of every row of its query
-heads.
+of the last key/value head sum over all rows of its query heads.
 """
 
 from __future__ import annotations
@@ -62,95 +61,65 @@ def sampled_rows(point: Point, device: torch.device) -> Tensor:
     return torch.tensor(legal, device=device)
 
 
-class _Heads:
-    """The inputs by head, in the precision of the check."""
+class _Attention(NamedTuple):
+    """The definition, in the precision of the check. ``low``, ``high``: keys that each row sees."""
 
-    def __init__(self, point: Point, inputs: Inputs) -> None:
-        self.point = point
-        self.inputs = inputs
-        coarse = point.is_half and point.seq_len > _FP64_ROWS
-        self.dtype = torch.float32 if coarse else torch.float64
-        self.low, self.high = point.visible(inputs.q.device)
-        self.positions = torch.arange(point.seq_len, device=inputs.q.device)
-        self.group = point.heads // point.kv_heads
+    point: Point
+    inputs: Inputs
+    dtype: torch.dtype
+    low: Tensor
+    high: Tensor
 
-    def query(self, head: int) -> tuple[Tensor, Tensor]:
-        """Returns q and dout (S, D) of a query head."""
-        return self.inputs.q[0, head].to(self.dtype), self.inputs.dout[0, head].to(self.dtype)
-
-    def key(self, kv_head: int) -> tuple[Tensor, Tensor]:
-        """Returns k and v (S, D) of a key/value head."""
-        return self.inputs.k[0, kv_head].to(self.dtype), self.inputs.v[0, kv_head].to(self.dtype)
-
-    def scores(self, q: Tensor, k: Tensor, rows: Tensor | slice, keys: Tensor) -> Tensor:
-        """Returns scores of ``rows`` q (R, D) and k (K, D) at positions ``keys``; unseen pairs are
-        -inf."""
+    def rows(self, head: int, rows: Tensor, first: int, stop: int) -> tuple[Tensor, ...]:
+        """Computes out and dq (R, D) of some rows of a query head, which see keys of ``[first,
+        stop)`` only, and their part of dk and dv (K, D) of these keys."""
+        kv_head = head // (self.point.heads // self.point.kv_heads)
+        q, dout = (x[0, head, rows].to(self.dtype) for x in (self.inputs.q, self.inputs.dout))
+        k, v = (x[0, kv_head, first:stop].to(self.dtype) for x in (self.inputs.k, self.inputs.v))
+        keys = torch.arange(first, stop, device=q.device)
         seen = (keys >= self.low[rows, None]) & (keys < self.high[rows, None])
-        return (q @ k.T * self.point.scale).masked_fill_(~seen, -math.inf)
-
-    def rows(self, head: int, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes out and dq (R, D) of some query rows."""
-        (q, dout), (k, v) = self.query(head), self.key(head // self.group)
-        scores = self.scores(q[rows], k, rows, self.positions)
+        scores = (q @ k.T * self.point.scale).masked_fill_(~seen, -math.inf)
         weights = torch.softmax(scores, -1)
         out = weights @ v
-        delta = (dout[rows] * out).sum(-1, keepdim=True)
-        dscores = weights * (dout[rows] @ v.T - delta)
-        return out, dscores @ k * self.point.scale
+        delta = (dout * out).sum(-1, keepdim=True)
+        dscores = weights * (dout @ v.T - delta) * self.point.scale
+        return out, dscores @ k, dscores.T @ q, weights.T @ dout
 
-    def statistics(self, head: int) -> tuple[Tensor, Tensor]:
-        """Computes lse and delta (S,) of all rows of a query head, by chunks of rows."""
-        (q, dout), (k, v) = self.query(head), self.key(head // self.group)
-        lse, delta = (torch.empty(len(q), dtype=self.dtype, device=q.device) for _ in range(2))
-        step = max(1, _ELEMENTS // len(k))
-        bounds = range(0, len(q), step)
-        # Ranges move forward with the rows: a chunk sees no key outside of these.
-        first = self.low[list(bounds)].tolist()
-        last = self.high[[min(start + step, len(q)) - 1 for start in bounds]].tolist()
-        for start, a, b in zip(bounds, first, last, strict=True):
-            part = slice(start, start + step)
-            scores = self.scores(q[part], k[a:b], part, self.positions[a:b])
-            lse[part] = torch.logsumexp(scores, -1)
-            out = torch.exp(scores - lse[part, None]) @ v[a:b]
-            delta[part] = (dout[part] * out).sum(-1)
-        return lse, delta
-
-    def keys(self, kv_head: int, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes dk and dv (K, D) of some key rows, summed over the queries of all heads that
-        share them, by chunks of queries."""
-        k, v = self.key(kv_head)
-        k, v = k[keys], v[keys]
-        dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-        for head in range(kv_head * self.group, (kv_head + 1) * self.group):
-            q, dout = self.query(head)
-            lse, delta = self.statistics(head)
-            step = max(1, _ELEMENTS // len(keys))
-            for start in range(0, len(q), step):
-                part = slice(start, start + step)
-                scores = self.scores(q[part], k, part, keys)
-                weights = torch.exp(scores - lse[part, None])
-                dv += weights.T @ dout[part]
-                dscores = weights * (dout[part] @ v.T - delta[part, None])
-                dk += dscores.T @ q[part] * self.point.scale
+    def key_gradients(self, kv_head: int) -> tuple[Tensor, Tensor]:
+        """Computes dk and dv (S, D) of a key/value head, by chunks of query rows of all heads that
+        share it."""
+        length, group = self.point.seq_len, self.point.heads // self.point.kv_heads
+        shape, device = (length, self.point.head_dim), self.low.device
+        dk, dv = (torch.zeros(shape, dtype=self.dtype, device=device) for _ in range(2))
+        step = max(1, _ELEMENTS // length)
+        for rows in torch.arange(length, device=device).split(step):
+            # Ranges move forward with the rows: a chunk sees no key outside of these.
+            first, stop = int(self.low[rows[0]]), int(self.high[rows[-1]])
+            for head in range(kv_head * group, (kv_head + 1) * group):
+                _, _, dk_part, dv_part = self.rows(head, rows, first, stop)
+                dk[first:stop] += dk_part
+                dv[first:stop] += dv_part
         return dk, dv
 
 
 @torch.no_grad()
 def reference(point: Point, inputs: Inputs) -> Reference:
     """Computes the right results of ``point`` (forward: out; backward: dq, dk, dv)."""
-    heads = _Heads(point, inputs)
+    coarse = point.is_half and point.seq_len > _FP64_ROWS
+    dtype = torch.float32 if coarse else torch.float64
+    attention = _Attention(point, inputs, dtype, *point.visible(inputs.q.device))
     rows = sampled_rows(point, inputs.q.device)
     query_heads = tuple(sorted({0, point.heads - 1}))
-    kv_heads = (point.kv_heads - 1,)
-    by_head = [heads.rows(head, rows) for head in query_heads]
-    out, dq = (torch.stack(part) for part in zip(*by_head, strict=True))
+    by_head = [attention.rows(head, rows, 0, point.seq_len) for head in query_heads]
+    out, dq = (torch.stack([results[i] for results in by_head]) for i in range(2))
     if point.direction == "forward":
         return {"out": Sample(out, query_heads, rows)}
-    dk, dv = heads.keys(kv_heads[0], rows)
+    kv_head = point.kv_heads - 1
+    dk, dv = (x[rows][None] for x in attention.key_gradients(kv_head))
     return {
         "dq": Sample(dq, query_heads, rows),
-        "dk": Sample(dk[None], kv_heads, rows),
-        "dv": Sample(dv[None], kv_heads, rows),
+        "dk": Sample(dk, (kv_head,), rows),
+        "dv": Sample(dv, (kv_head,), rows),
     }
 
 
