@@ -19,6 +19,7 @@ from ringray.lab.plan.pruning import unfit
 from ringray_kernels import State, forward, testing
 from ringray_kernels.api import BackwardOperands, Features, Operands, load_backend
 from ringray_kernels.backends import GPU_ONLY, aten, cudnn, flash, fused
+from ringray_kernels.backends.composed import Piece
 from ringray_kernels.intervals import intervals, visible_range
 from tests.support.point import point
 
@@ -317,10 +318,10 @@ def test_arguments_fit_the_operators_of_this_pytorch() -> None:
     """By their shapes alone: the operators know tensors without content."""
     q = torch.empty(2, 4, 24, DIM, dtype=torch.bfloat16, device="meta")
     k = q[:, :1, :16].expand(-1, 4, -1, -1)
-    calls = cudnn._Kernels()
-    out, lse = calls.forward(q, k, k, causal=False, scale=SCALE)
+    calls, piece = cudnn._Kernels(), Piece(causal=False, mask=None, scale=SCALE)
+    out, lse = calls.forward(q, k, k, piece)
     assert (out.shape, lse.shape) == (q.shape, q.shape[:3])
-    grads = calls.backward(q, q, k, k, out, lse, causal=False, scale=SCALE)
+    grads = calls.backward(q, q, k, k, out, lse, piece)
     assert [tuple(x.shape) for x in grads] == [(2, 4, 24, DIM), *[(2, 1, 16, DIM)] * 2]
 
 

@@ -169,32 +169,30 @@ def _piece(operands: Operands, call: DenseCall, mask: Tensor | None, heads: slic
     return Piece(call.mode == "causal", mask, operands.scale, *scoring)
 
 
-class Vendor(Protocol):
-    """A vendor's kernels for pieces without a mask, in 16 bits: shapes of SDPA, K/V heads shared by
-    a stride of 0, one head dim."""
+class FusedCalls(Protocol):
+    """Fused attention: ``fused`` computes every piece, a vendor's kernels those without a mask in
+    16 bits. Shapes of SDPA, K/V heads shared by a stride of 0, one head dim."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]: ...
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]: ...
 
     def backward(
-        self, *tensors: Tensor, causal: bool, scale: float
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, piece: Piece
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns dq, dk, dv from dout, q, k, v, out and lse; dk and dv per query head, or summed
-        over those that share them."""
+        """Returns dq, dk, dv; dk and dv per query head, or summed over those that share them."""
 
 
-def _takes(q: Tensor, k: Tensor, mask: Tensor | None) -> bool:
-    """Tells whether a vendor computes a piece; ``fused`` does the others. cuDNN's backward refuses
-    one query row with one key."""
-    return mask is None and q.dtype != torch.float32 and max(q.shape[2], k.shape[2]) > 1
+def _calls(vendor: FusedCalls | None, q: Tensor, k: Tensor, mask: Tensor | None) -> FusedCalls:
+    """Returns the vendor's kernels if they compute a piece. cuDNN's backward refuses one query row
+    with one key."""
+    takes = mask is None and q.dtype != torch.float32 and max(q.shape[2], k.shape[2]) > 1
+    return vendor if vendor is not None and takes else fused
 
 
 def forward(
     operands: Operands,
     state: State | None,
     out_dtype: torch.dtype,
-    vendor: Vendor | None = None,
+    vendor: FusedCalls | None = None,
 ) -> State:
     """Computes one hop and merges it into ``state``; see ``ringray_kernels.api.forward``."""
     operands = _positive(operands.widened())
@@ -224,7 +222,7 @@ def _forward_call(
     operands: Operands,
     state: State,
     mask: Tensor | None,
-    vendor: Vendor | None,
+    vendor: FusedCalls | None,
     *,
     fresh: bool,
 ) -> None:
@@ -242,12 +240,8 @@ def _forward_call(
         else:
             own_q, own_k, own_v = _one_width(own_q, own_k, own_v)
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
-            if vendor is not None and _takes(own_q, own_k, mask):
-                part, part_lse = vendor.forward(
-                    own_q, own_k, own_v, causal=piece.causal, scale=piece.scale
-                )
-            else:
-                part, part_lse = fused.forward(own_q, own_k, own_v, piece)
+            calls = _calls(vendor, own_q, own_k, mask)
+            part, part_lse = calls.forward(own_q, own_k, own_v, piece)
             part = _part(part, 3, slice(0, v.shape[3]))
         if fresh:
             _part(out, 0, heads).copy_(part)
@@ -257,7 +251,9 @@ def _forward_call(
         del part, part_lse  # before the next call allocates its own
 
 
-def backward(operands: Operands, tensors: BackwardOperands, vendor: Vendor | None = None) -> None:
+def backward(
+    operands: Operands, tensors: BackwardOperands, vendor: FusedCalls | None = None
+) -> None:
     """Adds the gradients of one hop in place; see ``ringray_kernels.api.backward``."""
     dout, out, lse, delta, dq, dk, dv = tensors
     positive = _positive(operands)
@@ -298,7 +294,7 @@ def _backward_call(
     operands: Operands,
     tensors: BackwardOperands,
     mask: Tensor | None,
-    vendor: Vendor | None,
+    vendor: FusedCalls | None,
 ) -> None:
     q, k, v = operands[:3]
     dout, out, lse, delta, dq, dk, dv = tensors
@@ -314,20 +310,16 @@ def _backward_call(
         lse_rows = _part(lse, 0, heads)
         piece = _piece(operands, call, mask, heads)
         if operands.extended:
-            inputs = (grad_out, own_q, own_k, own_v, lse_rows, _part(delta, 0, heads))
-            parts = composed.backward(*inputs, piece)
-            del inputs
+            own_delta = _part(delta, 0, heads)
+            parts = composed.backward(grad_out, own_q, own_k, own_v, lse_rows, own_delta, piece)
         else:
             grad_out, own_q, own_k, own_v, result = _one_width(
                 grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
-            inputs = (grad_out, own_q, own_k, own_v, result, lse_rows)
-            if vendor is not None and _takes(own_q, own_k, mask):
-                parts = vendor.backward(*inputs, causal=piece.causal, scale=piece.scale)
-            else:
-                parts = fused.backward(*inputs, piece)
-            del result, inputs
+            calls = _calls(vendor, own_q, own_k, mask)
+            parts = calls.backward(grad_out, own_q, own_k, own_v, result, lse_rows, piece)
+            del result
         del grad_out, own_q, own_k, own_v  # padded ones are copies
         part_q = _part(parts[0], 3, slice(0, dq.shape[3]))
         _part(dq, 0, heads).add_(part_q)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import aten
+from ringray_kernels.backends.composed import Piece
 from ringray_kernels.checks import TensorKind
 
 BLOCKS = int  # query rows per call
@@ -58,26 +59,23 @@ def unshared(x: Tensor) -> Tensor:
 
 
 class _Kernels:
-    """See ``aten.Vendor``."""
+    """See ``aten.FusedCalls``."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
         out, lse, *_ = _ops._scaled_dot_product_cudnn_attention(
-            q, unshared(k), unshared(v), None, True, 0.0, causal, False, scale=scale
+            q, unshared(k), unshared(v), None, True, 0.0, piece.causal, False, scale=piece.scale
         )
         return out, lse.reshape(q.shape[:3])  # (B, H, S) or (B, H, S, 1), by the version
 
     def backward(
-        self, *tensors: Tensor, causal: bool, scale: float
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, piece: Piece
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dout, q, k, v, out, lse = tensors
         saved = dout, q, unshared(k), unshared(v), out, lse.unsqueeze(-1).contiguous()
         no_seed = torch.zeros((), dtype=torch.int64, device=q.device)  # dropout is 0
         bias = query_lengths = key_lengths = None  # an undefined tensor: there is none
         lengths = query_lengths, key_lengths, q.shape[2], k.shape[2]
         grads: tuple[Tensor, Tensor, Tensor] = _ops._scaled_dot_product_cudnn_attention_backward(
-            *saved, no_seed, no_seed, bias, *lengths, 0.0, causal, scale=scale
+            *saved, no_seed, no_seed, bias, *lengths, 0.0, piece.causal, scale=piece.scale
         )
         return grads
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import aten
+from ringray_kernels.backends.composed import Piece
 from ringray_kernels.backends.cudnn import limits, unshared
 from ringray_kernels.checks import TensorKind
 
@@ -53,15 +54,13 @@ def _package(capability: tuple[int, int]) -> tuple[Any, bool]:
 
 
 class Kernels:
-    """``aten.Vendor`` of a ``package``; its tensors are (B, S, H, D)."""
+    """``aten.FusedCalls`` of a ``package``; its tensors are (B, S, H, D)."""
 
     def __init__(self, package: Any, *, version_3: bool) -> None:
         self._package, self._version_3 = package, version_3
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        options: dict[str, Any] = {"softmax_scale": scale, "causal": causal}
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, piece: Piece) -> tuple[Tensor, Tensor]:
+        options: dict[str, Any] = {"softmax_scale": piece.scale, "causal": piece.causal}
         if not self._version_3:
             options |= {"dropout_p": 0.0, "return_softmax": False} | self._unused
         rows_first = (x.transpose(1, 2) for x in (q, unshared(k), unshared(v)))
@@ -69,14 +68,13 @@ class Kernels:
         return out.transpose(1, 2), lse
 
     def backward(
-        self, *tensors: Tensor, causal: bool, scale: float
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, piece: Piece
     ) -> tuple[Tensor, Tensor, Tensor]:
-        dout, q, k, v, out, lse = tensors
-        options: dict[str, Any] = {"softmax_scale": scale, "deterministic": True}
+        options: dict[str, Any] = {"softmax_scale": piece.scale, "deterministic": True}
         if self._version_3:
-            options |= {"is_causal": causal}
+            options |= {"is_causal": piece.causal}
         else:
-            options |= {"causal": causal, "dropout_p": 0.0} | self._unused
+            options |= {"causal": piece.causal, "dropout_p": 0.0} | self._unused
         rows_first = [x.transpose(1, 2) for x in (dout, q, unshared(k), unshared(v), out)]
         dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in rows_first[1:4])
         self._package._flash_attn_backward(
