@@ -37,9 +37,9 @@ class Gradients(NamedTuple):
     the gradient of a sink and of a table of biases."""
 
     out: Tensor
-    dq: Tensor | None
-    dk: Tensor | None
-    dv: Tensor | None
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None
     dsinks: Tensor | None = None
     dtable: Tensor | None = None
 
@@ -158,7 +158,7 @@ def oracle(
         weights = weights * factors
     out = weights @ wide_v
     if dout is None:
-        return Gradients(out.detach(), None, None, None)
+        return Gradients(out.detach())
     gradients = torch.autograd.grad(out, leaves, dout.double())
     names = ["dsinks"] * (sinks is not None) + ["dtable"] * (table is not None)
     return Gradients(out.detach(), *gradients[:3], **dict(zip(names, gradients[3:], strict=True)))
@@ -180,7 +180,7 @@ def yardstick(
     path; and what that does not compute by the same arithmetic, see ``_like_flash``. ``fp8``:
     weights are e4m3; ``how``: as for ``oracle``."""
     if q.shape[-1] != v.shape[-1] or fp8 or any(x is not None for x in how.values()):
-        return _like_flash(q, k, v, dout, seen, scale, fp8, Scoring(**how))
+        return _like_flash((q, k, v, dout, seen), scale, fp8, Scoring(**how))
     leaves = [
         x.detach().clone(memory_format=torch.contiguous_format).requires_grad_(dout is not None)
         for x in (q, k, v)
@@ -198,22 +198,19 @@ def yardstick(
             leaves[0], wide_k, wide_v, attn_mask=mask, is_causal=triangle, scale=scale
         )
         if dout is None:
-            return Gradients(out.detach(), None, None, None)
+            return Gradients(out.detach())
         return Gradients(out.detach(), *torch.autograd.grad(out, leaves, dout))
 
 
 def _like_flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dout: Tensor | None,
-    seen: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor],
     scale: float,
     fp8: bool,
     scoring: Scoring,
 ) -> Gradients:
     """Computes attention with the roundings of a flash kernel: scores and sums in fp32, operands of
     products and results in the dtype of the inputs."""
+    q, k, v, dout, seen = inputs
     softcap, sinks, slopes, factors, table = scoring
     dtype, blind = q.dtype, ~seen.any(-1, keepdim=True)
     wide_q, wide_k, wide_v = (_grouped(x, q.shape[1]).float() for x in (q, k, v))
@@ -235,7 +232,7 @@ def _like_flash(
     used = (weights * 256).to(torch.float8_e4m3fn).float() / 256 if fp8 else weights
     out = ((used * stays).to(dtype).float() @ wide_v).to(dtype)
     if dout is None:
-        return Gradients(out, None, None, None)
+        return Gradients(out)
     upstream = dout.float()
     delta = (upstream * out.float()).sum(-1, keepdim=True).masked_fill(blind, 0.0)
     plain = weights * (upstream @ wide_v.mT * stays - delta)

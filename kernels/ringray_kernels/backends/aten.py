@@ -156,8 +156,8 @@ def _dropped(operands: Operands, call: DenseCall, heads: slice) -> Dropped | Non
     entries = torch.arange(heads.start, heads.stop, **like)[:, None]
     members = entries % kv_heads * group + torch.arange(group, **like)
     rows, keys = positions.rows[call.row : call.row_stop], positions.keys[call.key : call.key_stop]
-    return lambda some, others: factors(
-        dropout, entries // kv_heads, members, rows[some], keys[others]
+    return lambda row_slice, key_slice: factors(
+        dropout, entries // kv_heads, members, rows[row_slice], keys[key_slice]
     )
 
 

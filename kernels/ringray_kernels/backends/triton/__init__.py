@@ -87,13 +87,13 @@ def backward(operands: Operands, tensors: BackwardOperands) -> None:
         )
         for launch in dkv_launches(operands, tensors, first, stop, target, dtype):
             run(launch, device)
-        for some, of_some in _turns(operands, tensors):
+        for part, part_tensors in _turns(operands, tensors):
             # The dQ kernel knows no strides of dq: a part of its heads may have to be copied.
-            with _added_in_place(of_some.dq, of_some.dq.is_contiguous()) as own:
-                launch = dq_launch(some, of_some._replace(dq=own), target, dtype)
+            with _added_in_place(part_tensors.dq, part_tensors.dq.is_contiguous()) as own:
+                launch = dq_launch(part, part_tensors._replace(dq=own), target, dtype)
                 run(launch, device)
-            if some.bias is not None and launch.sums is not None:
-                some.bias.collect(launch.sums)
+            if part.bias is not None and launch.sums is not None:
+                part.bias.collect(launch.sums)
 
 
 def _turns(
@@ -105,14 +105,14 @@ def _turns(
     # Without atomics, so that results repeat bitwise: what shares a gradient takes turns.
     by_entry, by_head = bias.shared(q) if bias is not None else (False, False)
     for entry in range(len(q)) if by_entry else (None,):
-        some = operands
+        part = operands
         if entry is not None:
             lows, ends = (x.expand(len(q), -1) for x in (start, end))
             seen = lows.clone()
             seen[entry] = ends[entry]
-            some = operands._replace(start=lows, end=seen)
+            part = operands._replace(start=lows, end=seen)
         if not by_head:
-            yield some, tensors
+            yield part, tensors
             continue
         # One head alone cannot be packed with others.
         blocks = replace(blocks, dq=blocks.dq and replace(blocks.dq, pack=1))
@@ -124,7 +124,7 @@ def _turns(
             )
             drop = dropout and dropout._replace(head=dropout.head + head)
             yield (
-                some._replace(q=q[:, own], k=keys, v=values, blocks=blocks, dropout=drop),
+                part._replace(q=q[:, own], k=keys, v=values, blocks=blocks, dropout=drop),
                 tensors._replace(dout=dout, lse=lse.contiguous(), delta=delta.contiguous(), dq=dq),
             )
 

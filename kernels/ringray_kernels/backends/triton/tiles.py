@@ -109,18 +109,11 @@ def load_tile(
 
 @triton.jit
 def store_tile(
-    base,
-    rows,
-    inside,
-    stride_row,
-    value,
-    FIRST: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    base, rows, inside, value, FIRST: tl.constexpr, WIDTH: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
     """Does the inverse of ``load_tile``, for rows of contiguous columns."""
     columns = FIRST + tl.arange(0, WIDTH)
-    pointers = base + rows[:, None] * stride_row + columns[None, :]
+    pointers = base + rows[:, None] + columns[None, :]
     mask = inside[:, None] & (columns < HEAD_DIM)[None, :]
     tl.store(pointers, value.to(base.dtype.element_ty), mask=mask)
 
@@ -151,9 +144,9 @@ def store_parts(
     base, rows, inside, part0, part1, W0: tl.constexpr, W1: tl.constexpr, HEAD_DIM: tl.constexpr
 ):
     """Stores what ``load_parts`` loads, in rows of contiguous columns."""
-    store_tile(base, rows, inside, 1, part0, 0, W0, HEAD_DIM)
+    store_tile(base, rows, inside, part0, 0, W0, HEAD_DIM)
     if W1 > 0:
-        store_tile(base, rows, inside, 1, part1, W0, W1, HEAD_DIM)
+        store_tile(base, rows, inside, part1, W0, W1, HEAD_DIM)
 
 
 @triton.jit
