@@ -5,10 +5,10 @@ Shapes: q, dout (1, H, S, D), k, v (1, Hkv, S, D), contiguous, standard normal v
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -95,18 +95,11 @@ class Point:
         ends = [sum(_DOCUMENTS[:i]) for i in range(len(_DOCUMENTS) + 1)]
         return tuple(self.seq_len * end // ends[-1] for end in ends)
 
-    @property
+    @cached_property
     def pairs(self) -> int:
         """Visible (query, key) pairs of one head."""
-        n = self.seq_len
-        if self.mask == "full":
-            return n * n
-        if self.window is not None:
-            inside = min(self.window, n)
-            return inside * (inside + 1) // 2 + (n - inside) * (inside + 1)
-        bounds = self.boundaries or (0, n)
-        sizes = [b - a for a, b in itertools.pairwise(bounds)]
-        return sum(size * (size + 1) // 2 for size in sizes)
+        low, high = self.visible(torch.device("cpu"))
+        return int((high - low).sum())
 
     @property
     def flops(self) -> float:
