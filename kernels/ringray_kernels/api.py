@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from ringray_kernels.backends import BACKENDS, PREFERRED
+from ringray_kernels.backends import BACKENDS, BLOCKS, PREFERRED
 from ringray_kernels.bias import Bias
 from ringray_kernels.checks import (
     DTYPES,
@@ -107,12 +107,7 @@ class BackwardOperands(NamedTuple):
 
 
 class Backend(Protocol):
-    """The functions of a backend module; ``reference.py`` is the readable example.
-
-    ``BLOCKS``: the type of ``blocks`` that it takes, besides None.
-    """
-
-    BLOCKS: type
+    """The functions of a backend module; ``reference.py`` is the readable example."""
 
     def unsupported(self, q: TensorKind, asked: Features = ...) -> str | None:
         """Returns why this backend cannot compute ``asked`` on tensors like ``q``, or None."""
@@ -171,13 +166,14 @@ def _imported(module: str) -> Backend:
 
 
 def check_blocks(blocks: object, backend: str) -> None:
-    """Raises ValueError unless ``blocks`` is None or of the type of the resolved backend."""
-    kind = load_backend(backend).BLOCKS
-    if blocks is None or (kind is Blocks and isinstance(blocks, Blocks)):
+    """Raises ValueError unless ``blocks`` is None or of the kind of the resolved backend."""
+    tiled = BLOCKS[backend] == "tiles"
+    if blocks is None or (tiled and isinstance(blocks, Blocks)):
         return
-    if kind is int and isinstance(blocks, int) and not isinstance(blocks, bool) and blocks >= 1:
+    rows = isinstance(blocks, int) and not isinstance(blocks, bool) and blocks >= 1
+    if rows and not tiled:
         return
-    expected = "a ringray_kernels.Blocks" if kind is Blocks else "query rows per call, at least 1"
+    expected = "a ringray_kernels.Blocks" if tiled else "query rows per call, at least 1"
     raise ValueError(f"blocks: got {blocks!r}, backend {backend!r} takes None or {expected}")
 
 

@@ -17,8 +17,8 @@ BACKENDS: dict[str, str] = {
     "reference": "ringray_kernels.backends.reference",
 }
 
-# Blocks that a backend takes: the tiles of its kernels (a text in specs), query rows per call, or
-# none.
+# Blocks that a backend takes, besides None: the tiles of its kernels (a text in specs), query rows
+# per call, or none (which it accepts as rows and does not use).
 BLOCKS: dict[str, Literal["tiles", "rows", "none"]] = {
     "triton": "tiles",
     "aten": "rows",

@@ -26,7 +26,6 @@ from ringray_kernels.dropout import factors
 from ringray_kernels.intervals import derived
 from ringray_kernels.merge import merge_
 
-BLOCKS = int  # query rows per fused call
 ELEMENTS_PER_CALL = 1 << 19  # of queries or keys: bounds temporaries, and keeps every core busy
 ELEMENTS_PER_GPU_CALL = 1 << 27  # as many multiprocessors: all heads of 16k rows
 _MOST_ENTRIES = 65535  # of a call: CUDA's limit on a dimension of its grid

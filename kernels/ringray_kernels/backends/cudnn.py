@@ -14,7 +14,6 @@ from ringray_kernels.backends import aten
 from ringray_kernels.backends.composed import Piece
 from ringray_kernels.checks import TensorKind
 
-BLOCKS = int  # query rows per call
 MAX_HEAD_DIM = 128  # elements; forward alone could take more
 HEAD_DIM_ALIGNMENT = 8  # elements
 _HALF = (torch.bfloat16, torch.float16)

@@ -21,7 +21,6 @@ from ringray_kernels.backends.composed import Piece
 from ringray_kernels.backends.cudnn import limits, unshared
 from ringray_kernels.checks import TensorKind
 
-BLOCKS = int  # query rows per call
 _VERSION_3 = "flash_attn_interface"
 _VERSION_2 = "flash_attn.flash_attn_interface"
 _HOPPER = (9, 0)

@@ -27,8 +27,6 @@ from ringray_kernels.checks import TensorKind
 from ringray_kernels.dropout import factors
 from ringray_kernels.merge import merge_
 
-BLOCKS = int  # accepted and not used
-
 
 def unsupported(q: TensorKind, asked: Features = PLAIN) -> str | None:
     """Returns None: all tensors that pass ``checks.check_qkv`` are supported."""

@@ -30,7 +30,6 @@ from ringray_kernels.config import KERNELS, Blocks, Problem, target_named
 from ringray_kernels.defaults import default
 from ringray_kernels.intervals import derived, inverse
 
-BLOCKS = Blocks
 _MOST_ROWS = 256  # of a tile; see config.supports
 
 
