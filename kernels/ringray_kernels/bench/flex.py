@@ -15,28 +15,22 @@ from ringray_kernels.flex_blocks import in_blocks
 
 
 def _mask_mod(point: Point, device: torch.device) -> Callable[..., Tensor]:
-    """Returns the mask as users of FlexAttention write it."""
+    """Returns the causal mask as users of FlexAttention write it."""
+    window, document = point.window, None
     if point.mask == "documents":
         bounds = torch.tensor(point.boundaries, device=device)
         positions = torch.arange(point.seq_len, device=device)
         document = torch.searchsorted(bounds, positions, right=True).int()
 
-        def packed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (q >= k) & (document[q] == document[k])
+    def visible(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        seen = q >= k
+        if window is not None:
+            seen = seen & (q - k <= window)
+        if document is not None:
+            seen = seen & (document[q] == document[k])
+        return seen
 
-        return packed
-    window = point.window
-    if window is not None:
-
-        def windowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-            return (q >= k) & (q - k <= window)
-
-        return windowed
-
-    def causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return q >= k
-
-    return causal
+    return visible
 
 
 def block_mask(point: Point, device: torch.device) -> BlockMask | None:

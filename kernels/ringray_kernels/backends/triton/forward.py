@@ -3,6 +3,8 @@
 FlashAttention-2's loop (Dao, 2023) over per-row intervals. The state of earlier hops is one more
 block of keys whose maximum and sum are known: with ``lse`` in place of the maximum its sum is 1 and
 its weighted values are ``out``, so the merge needs no extra pass.
+
+A kernel is one long function: a function for the step of its loop would take all of its names.
 """
 
 import triton

@@ -1,9 +1,7 @@
 """Forward on Hopper, warp-specialised: one warp copies, two warp groups of 64 rows each compute.
 
-In Gluon, Triton's low-level dialect, because the portable kernel waits for every product: its
-softmax never overlaps the tensor cores. Here each group issues the product of the next scores and
-that of the last values together, and computes exponentials during the second (FlashAttention-3;
-Shah et al., 2024).
+Each group issues the product of the next scores and that of the last values together, and computes
+exponentials during the second (FlashAttention-3; Shah et al., 2024).
 
 A program computes one of the blocks that a plan names (see ``plan.py``), the heaviest first. Tile n
 uses slot ``n % STAGES`` and its barriers: the copying warp waits until both groups have freed the
