@@ -39,7 +39,7 @@ class TensorArguments(NamedTuple):
     @property
     def parameters(self) -> ScoreParameters:
         """Returns those that have gradients."""
-        return ScoreParameters(*(getattr(self, name) for name in ScoreParameters._fields))
+        return ScoreParameters(self.sinks, self.distance_bias, self.attn_bias)
 
     def check(
         self, sizes: InputSizes, slopes: Slopes | None, settings: Mapping[str, Any], ranks: int

@@ -43,11 +43,14 @@ def unsupported(q: TensorKind, asked: Features = PLAIN) -> str | None:
 def _readable(x: Tensor) -> Tensor:
     """Returns ``x`` as fused calls assume without a check: with a last stride of 1, and on a GPU
     with aligned rows."""
-    apart = [x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:-1])]
-    aligned = fused.on_cpu(x) or not any(place % _ALIGNMENT for place in apart)
-    if aligned and x.stride(-1) == 1:
+    if x.stride(-1) == 1 and (fused.on_cpu(x) or _aligned(x)):
         return x
     return x.clone(memory_format=torch.contiguous_format)  # also where only the address is odd
+
+
+def _aligned(x: Tensor) -> bool:
+    places = x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:-1])
+    return not any(place % _ALIGNMENT for place in places)
 
 
 def _additive_mask(
