@@ -7,14 +7,12 @@ only.
 
 Arrays are indexed ``[visiting rank, owner]``: keys travel from their owner to the ranks
 whose queries see them, or queries to the ranks whose keys they see; rows are the owner's. Where
-they are needed in places far apart, they travel in parts. Several problems of one ring are computed
-at once, and have the last axis of all arrays.
+they are needed in places far apart, they travel in parts.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Literal, NamedTuple
@@ -72,7 +70,6 @@ class Layout:
 
 
 Travelling = Literal["keys", "queries"]
-Problems = tuple[tuple[Layout, Mask], ...]
 
 
 class Pairs(NamedTuple):
@@ -89,7 +86,7 @@ class Pairs(NamedTuple):
 
 
 class _Pieces(NamedTuple):
-    """First positions and sizes, ``[piece, rank, problem]``, and the step that all pieces share."""
+    """First positions and sizes, ``[piece, rank]``, and the step that all pieces share."""
 
     first: Ints
     sizes: Ints
@@ -106,21 +103,16 @@ class _Pieces(NamedTuple):
         return self.first + skipped * self.step, self.before(end) - skipped
 
 
-def _pieces(layouts: Sequence[Layout]) -> _Pieces:
-    """Returns the pieces of layouts that differ in length only."""
-    ranges = [[layout.ranges(rank) for rank in range(layout.ranks)] for layout in layouts]
-    step = ranges[0][0][0].step
-    most = max(len(pieces) for of_rank in ranges for pieces in of_rank)
+def _pieces(layout: Layout) -> _Pieces:
+    """Returns the pieces of all ranks; ranks with fewer pieces than others have empty ones."""
+    ranges = [layout.ranges(rank) for rank in range(layout.ranks)]
+    step, most = ranges[0][0].step, max(map(len, ranges))
     none = (range(0),) * most
     bounds = [
-        bound
-        for of_rank in ranges
-        for pieces in of_rank
-        for piece in (*pieces, *none[len(pieces) :])
-        for bound in (piece.start, piece.stop)
+        (piece.start, piece.stop) for pieces in ranges for piece in (*pieces, *none[len(pieces) :])
     ]
-    shape = len(layouts), layouts[0].ranks, most, 2
-    first, stop = np.array(bounds, np.int64).reshape(shape).transpose(3, 2, 1, 0).copy()
+    shape = layout.ranks, most, 2
+    first, stop = np.array(bounds, np.int64).reshape(shape).transpose(2, 1, 0).copy()
     return _Pieces(first, np.maximum(-((first - stop) // step), 0), step)
 
 
@@ -157,10 +149,10 @@ def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
     far_keys = mask.rows[0].far_keys
     if far_keys is None or travelling == "queries":
         return ends
-    dealt = _pieces([layout])
+    dealt = _pieces(layout)
     if dealt.step > 1:
         return ends
-    first, stop = (x[..., 0] for x in (dealt.first, dealt.first + dealt.sizes))
+    first, stop = dealt.first, dealt.first + dealt.sizes
     begins, tokens = np.array(far_keys[0]), far_keys[1]
     begin = begins[np.maximum(np.searchsorted(begins, stop) - 1, 0)]
     after = np.clip(begin + tokens, first, stop)
@@ -170,73 +162,53 @@ def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
 @lru_cache(maxsize=32)
 def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
-    bounds = cuts(layout, mask, travelling)[..., None]
-    each = [_in_parts([(layout, row)], bounds, travelling) for row in mask.rows]
-    rows = [Pairs(*(table[..., 0] for table in tables)) for tables in each]
+    bounds = cuts(layout, mask, travelling)
+    rows = [_in_parts(layout, row, bounds, travelling) for row in mask.rows]
     return rows[0] if len(rows) == 1 else _of_rows(rows, layout.padded)
 
 
-def of_all(problems: Problems, travelling: Travelling) -> Pairs:
-    """Returns the pairs of some problems that agree in ``shape``, with an axis of problems."""
-    bounds = np.stack([cuts(*problem, travelling) for problem in problems], -1)
-    return _in_parts(problems, bounds, travelling)
-
-
-def _in_parts(
-    problems: Sequence[tuple[Layout, Mask]], bounds: Ints, travelling: Travelling
-) -> Pairs:
-    """Returns the same for masks of one batch row; ``bounds``: the ``cuts`` of all."""
-    layouts, masks = zip(*problems, strict=True)
-    dealt = _pieces(layouts)
-    padded = np.array([layout.padded for layout in layouts])
-    rectangles = np.stack([np.stack(areas(mask)) for mask in masks], -1)
-    unbounded = bool((rectangles[-1] >= [mask.seq_len for mask in masks]).all())
+def _in_parts(layout: Layout, mask: Mask, bounds: Ints, travelling: Travelling) -> Pairs:
+    """Returns the same for a mask of one batch row; ``bounds``: the ``cuts``."""
+    dealt, padded = _pieces(layout), layout.padded
+    rectangles = np.stack(areas(mask))
+    unbounded = bool((rectangles[-1] >= mask.seq_len).all())
     # No number on the way to positions, and to the pairs of two pieces, is larger.
-    largest = max(4 * int(padded.max()), 2 * (int(dealt.sizes.max()) + 1) ** 2)
+    largest = max(4 * padded, 2 * (int(dealt.sizes.max()) + 1) ** 2)
     dtype = np.int32 if largest < _NARROW else np.int64
     dealt = dealt._replace(first=dealt.first.astype(dtype), sizes=dealt.sizes.astype(dtype))
-    rectangles, padded = rectangles.astype(dtype), padded.astype(dtype)
     parts = [
-        _pairs(dealt, rectangles, padded, travelling, part, unbounded)
+        _pairs(dealt, rectangles.astype(dtype), padded, travelling, part, unbounded)
         for part in itertools.pairwise(bounds.astype(dtype))
     ]
     visible, first, stop = zip(*parts, strict=True)
     return Pairs(reduce(np.add, visible), np.stack(first), np.stack(stop))
 
 
-def shape(mask: Mask) -> tuple[int, bool] | None:
-    """Returns what masks share whose problems, of one number of ranks, ``of_all`` takes; None for
-    one that has its own turn."""
-    if len(mask.rows) > 1:
-        return None
-    return 1 if mask.plain else len(areas(mask).query), mask.far_keys is None
-
-
 def _pairs(
     dealt: _Pieces,
     rectangles: Ints,
-    padded: Ints,
+    padded: int,
     travelling: Travelling,
     part: tuple[Ints, Ints],
     unbounded: bool,
 ) -> tuple[Ints, Ints, Ints]:
     """Returns the same for the owners' positions within ``part``; ``unbounded``: no area has a
     window to the left."""
-    (low, high), (pieces, ranks, problems) = part, dealt.first.shape
+    (low, high), (pieces, ranks) = part, dealt.first.shape
     keys_travel = travelling == "keys"
     # In one such area a rank that needs any key row of another needs the first of the part.
     whole = unbounded and keys_travel and rectangles.shape[1] == 1 and not low.any()
-    visible = np.zeros((ranks, ranks, problems), np.int64)
-    lowest = np.zeros(visible.shape, padded.dtype) + (0 if whole else padded)
+    visible = np.zeros((ranks, ranks), np.int64)
+    lowest = np.full(visible.shape, 0 if whole else padded, rectangles.dtype)
     beyond = np.zeros_like(lowest)  # one more than the highest; 0 where nothing is visible
 
-    every = (ranks * pieces) ** 2 * problems
+    every = (ranks * pieces) ** 2
     chunk = max(1, _ELEMENTS_AT_ONCE // every)
     block = max(1, _ELEMENTS_AT_ONCE // (chunk * every // ranks))
     for area in range(0, rectangles.shape[1], chunk):
         begin, end, key, key_end, least, most = rectangles[:, area : area + chunk, None, None]
         key, key_end = (np.clip(x, low, high) for x in (key, key_end))
-        # axes: area, piece of the queries, piece of the keys, query rank, key rank, problem
+        # axes: area, piece of the queries, piece of the keys, query rank, key rank
         queries = [x[:, :, None, :, None] for x in dealt.within(begin, end)]
         b, m = (x[:, None, :, None] for x in dealt.within(key, key_end))
         least, most = (x[:, :, :, None, None] for x in (least, most))

@@ -1,15 +1,14 @@
 """Hulls: the rows of each message on one route, its sender and its receiver.
 
 Each message carries only the hull of the rows that some rank further on still needs. Sums of
-gradients grow along a lane and go home from its last rank. Several problems are counted at once,
-and have the last axis of arrays. Imports numpy only.
+gradients grow along a lane and go home from its last rank. Imports numpy only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,6 @@ from ringray.traffic.routes import KEPT, Route
 
 Ints = NDArray[np.signedinteger]
 Hulls = tuple[Ints, Ints]
-Number = Any  # an integer, or of several problems an array of one of each
 Pass = Literal["forward", "backward"]
 
 _NONE = np.iinfo(np.int32).max
@@ -30,33 +28,32 @@ _NONE = np.iinfo(np.int32).max
 class Weights(NamedTuple):
     """Bytes of one travelling row: of a chunk, and of the sum of its gradients."""
 
-    chunk: Number
-    sums: Number
+    chunk: int
+    sums: int
 
 
 class Sent(NamedTuple):
     """Traffic of all ranks in one pass: rows of chunks and of sums, and messages of each (the
     tensors for the same rows count as one)."""
 
-    chunk_rows: Number
-    sum_rows: Number
-    chunks: Number
-    sums: Number
+    chunk_rows: int
+    sum_rows: int
+    chunks: int
+    sums: int
 
-    def bytes(self, weights: Weights) -> Number:
+    def bytes(self, weights: Weights) -> int:
         """Returns the payload of all ranks together."""
         return self.chunk_rows * weights.chunk + self.sum_rows * weights.sums
 
     @property
-    def messages(self) -> Number:
+    def messages(self) -> int:
         """Returns the messages of both."""
         return self.chunks + self.sums
 
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
-    """Hulls by part, owner and visit of one route; an empty hull has ``stop <= start``. Several
-    problems have the last axis.
+    """Hulls by part, owner and visit of one route; an empty hull has ``stop <= start``.
 
     ``need``: rows that the rank of the visit computes with. ``held``: rows that it has: the hull of
     all needs from there on, other lanes that start there included. ``later``: the same within its
@@ -94,21 +91,21 @@ class Traffic:
         """Returns ``[part, owner, visit]``: the rank that receives the sum that leaves a visit: the
         next of the lane if it needs rows, else the owner."""
         onward = self.later[1] > self.later[0]
-        rank = self.route.rank.reshape(*self.route.rank.shape, *(1 for _ in onward.shape[3:]))
-        own = np.arange(self.route.ranks, dtype=np.int32).reshape(-1, *(1 for _ in rank.shape[1:]))
+        rank = self.route.rank
+        own = np.arange(self.route.ranks, dtype=np.int32)[:, None]
         to = np.broadcast_to(own, onward.shape).copy()
         for lane in self.route.lanes:
             here, following = slice(lane.first, lane.stop - 1), slice(lane.first + 1, lane.stop)
             to[:, :, here] = np.where(onward[:, :, following], rank[:, following], to[:, :, here])
         return to
 
-    def steps(self, which: Pass) -> Number:
+    def steps(self, which: Pass) -> int:
         """Counts the steps of one pass: one more than the route has, if sums leave at its end."""
         steps = max(self.route.step) + 1
         if which == "forward":
             return steps
         last = np.array(self.route.step) == steps - 1
-        return steps + self.sum_rows[:, :, last].any((0, 1, 2))
+        return steps + bool(self.sum_rows[:, :, last].any())
 
     def sent(self, which: Pass) -> Sent:
         """Counts one pass: only a backward pass sends sums."""
@@ -117,25 +114,10 @@ class Traffic:
 
     @cached_property
     def _sent(self) -> Sent:
-        tables, axes = (self.chunk_rows, self.sum_rows), (0, 1, 2)
-        rows = (exact(x.sum(axes)) for x in tables)
-        return Sent(*rows, *(exact(np.count_nonzero(x, axes)) for x in tables))
-
-    def of(self, problems: Ints) -> Traffic:
-        """Returns the traffic of some of several problems, by their numbers."""
-        if np.array_equal(problems, np.arange(self.visible.shape[-1])):
-            return self
-        pairs = (self.need, self.held, self.later, self.sums)
-        return Traffic(
-            self.route,
-            self.visible[..., problems],
-            *((low[..., problems], high[..., problems]) for low, high in pairs),
-        )
-
-
-def exact(total: Number) -> Number:
-    """Returns an array of integers of Python, which do not overflow; of no axis, one."""
-    return np.asarray(total).astype(object)[()]
+        tables = self.chunk_rows, self.sum_rows
+        # Integers of Python, because the bytes of all these rows may exceed 64 bits.
+        rows = (int(x.sum()) for x in tables)
+        return Sent(*rows, *(int(np.count_nonzero(x)) for x in tables))
 
 
 def traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
@@ -160,12 +142,3 @@ def _walked(route: Route, pairs: geometry.Pairs) -> Traffic:
         np.minimum.accumulate(sums[0][forth], 2, out=sums[0][forth])
         np.maximum.accumulate(sums[1][forth], 2, out=sums[1][forth])
     return Traffic(route, route.by_visit(pairs.visible[None])[0], (first, stop), held, later, sums)
-
-
-@lru_cache(maxsize=4)
-def traffic_of_all(
-    problems: geometry.Problems, routes: tuple[Route, ...], travelling: geometry.Travelling
-) -> list[Traffic]:
-    """Returns the traffic of problems that agree in ``geometry.shape``, by route."""
-    pairs = geometry.of_all(problems, travelling)
-    return [_walked(route, pairs) for route in routes]

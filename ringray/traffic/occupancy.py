@@ -19,7 +19,7 @@ Ints = NDArray[np.signedinteger]
 
 
 class Walked(NamedTuple):
-    """Rows of one pass beside a rank's own, ``[rank, step]``; several problems have the last axis.
+    """Rows of one pass beside a rank's own, ``[rank, step]``.
 
     ``chunks``, ``sums``: rows in memory. ``visible``: visible pairs computed.
     """
@@ -31,10 +31,9 @@ class Walked(NamedTuple):
 
 def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
     """Returns all steps of one pass, and one more in which the last sums come home."""
-    route, problems = moved.route, moved.visible.shape[2:]
-    step, posted, rank, handed_by = (
-        np.reshape(x, (*np.shape(x), *(1 for _ in problems)))
-        for x in (route.step, route.posted, route.rank, route.handed_by)
+    route = moved.route
+    step, posted, rank, handed_by = map(
+        np.asarray, (route.step, route.posted, route.rank, route.handed_by)
     )
     steps = int(step.max()) + 2
 
@@ -42,10 +41,8 @@ def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
         """Sums ``rows`` by rank and step."""
         width = steps + 1  # sums that come home in the last step leave after it
         places, cells = ranks * width + when, route.ranks * width
-        if problems:
-            places, cells = places * problems[0] + np.arange(problems[0]), cells * problems[0]
         folded = np.bincount(np.broadcast_to(places, rows.shape).ravel(), rows.ravel(), cells)
-        by_step = folded.reshape(-1, width, *problems)[:, :steps]
+        by_step = folded.reshape(-1, width)[:, :steps]
         return by_step.astype(np.float64, copy=False)
 
     def between(rows: Ints, ranks: Ints, first: Ints, stop: Ints) -> Floats:

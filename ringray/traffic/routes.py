@@ -66,17 +66,17 @@ class Route:
         return self.rank * self.ranks + np.arange(self.ranks)[:, None]
 
     def by_visit(self, table: Ints) -> Ints:
-        """Reorders ``[part, visiting rank, owner, ...]`` to ``[part, owner, visit, ...]``."""
-        return np.take(table.reshape(len(table), -1, *table.shape[3:]), self._flat_pairs, 1)
+        """Reorders ``[part, visiting rank, owner]`` to ``[part, owner, visit]``."""
+        return np.take(table.reshape(len(table), -1), self._flat_pairs, 1)
 
     @cached_property
     def _flat(self) -> Ints:
         return self.owner * len(self.step) + np.arange(len(self.step))
 
     def by_rank(self, table: Ints) -> Ints:
-        """Reorders ``[owner, visit, ...]`` to ``[rank, visit, ...]``: a rank meets one chunk at
-        each visit."""
-        return np.take(table.reshape(-1, *table.shape[2:]), self._flat, 0)
+        """Reorders ``[owner, visit]`` to ``[rank, visit]``: a rank meets one chunk at each
+        visit."""
+        return np.take(table, self._flat)
 
     @cached_property
     def source(self) -> Ints:

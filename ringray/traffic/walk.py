@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from ringray.base.errors import unknown
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
-from ringray.traffic.hulls import Ints, Number, Pass, Traffic, Weights, traffic, traffic_of_all
+from ringray.traffic.hulls import Pass, Traffic, Weights, traffic
 from ringray.traffic.mask import Mask
 from ringray.traffic.routes import Route, back
 
@@ -57,18 +55,12 @@ class Costs:
     query_side: Weights
     tensors: int = 2
 
-    def of(self, problems: Ints) -> Costs:
-        """Returns those of some of several problems, by their numbers."""
-        shape, walks = np.shape(self.forward.chunk), (self.forward, self.planned, self.query_side)
-        some = [Weights(*(np.broadcast_to(x, shape)[problems] for x in walk)) for walk in walks]
-        return Costs(some[0], some[1], some[2], self.tensors)
-
 
 def costs(
     itemsize: int,
-    batch: Number,
-    heads: Number,
-    kv_heads: Number,
+    batch: int,
+    heads: int,
+    kv_heads: int,
     head_dim: int,
     value_dim: int | None = None,
     *,
@@ -98,7 +90,7 @@ class Walks(NamedTuple):
     travelling: geometry.Travelling
     weights: Costs
 
-    def tensors(self, which: Pass) -> Number:
+    def tensors(self, which: Pass) -> int:
         """Counts the tensors that all ranks send in one pass: K and V (and their scales), or Q, dO,
         lse and delta, of a chunk; dK and dV, or dQ, of a sum."""
         sent = (self.forward if which == "forward" else self.backward).sent(which)
@@ -163,44 +155,16 @@ def choose(
     return Walks(min(there, key=lambda moved: _there(moved, weights)), best, travelling, weights)
 
 
-def choose_for_all(
-    problems: geometry.Problems, routes: tuple[Route, ...], backward: Backward, weights: Costs
-) -> list[tuple[Ints, Walks]]:
-    """Returns what ``choose`` does, ``reverse`` excepted, for problems that agree in
-    ``geometry.shape``: groups of their numbers, whose passes have as many steps, each with its
-    walks, which have an axis of problems then. ``weights`` are arrays."""
-    # Problems that are equal are computed once.
-    numbers = {problem: i for i, problem in enumerate(dict.fromkeys(problems))}
-    different, which = tuple(numbers), np.array([numbers[problem] for problem in problems])
-    travelling = _travelling(backward)
-    there = [moved.of(which) for moved in traffic_of_all(different, routes, "keys")]
-    afresh = there
-    if travelling == "queries":
-        afresh = [moved.of(which) for moved in traffic_of_all(different, routes, travelling)]
-    forward = np.argmin([_there(moved, weights) for moved in there], 0)
-    back = np.argmin([_back(moved, backward, weights) for moved in afresh], 0)
-    steps = np.choose(back, [moved.steps("backward") for moved in afresh])
-    alike: dict[tuple[int, int, int], list[int]] = {}
-    for i, kind in enumerate(zip(forward.tolist(), back.tolist(), steps.tolist(), strict=True)):
-        alike.setdefault(kind, []).append(i)
-    groups = []
-    for (way, way_back, _), members in alike.items():
-        some = np.array(members)
-        walks = Walks(there[way].of(some), afresh[way_back].of(some), travelling, weights.of(some))
-        groups.append((some, walks))
-    return groups
-
-
 def _travelling(backward: Backward) -> geometry.Travelling:
     return "queries" if backward == "query-side" else "keys"
 
 
-def _there(moved: Traffic, weights: Costs) -> Number:
+def _there(moved: Traffic, weights: Costs) -> int:
     """Returns the bytes of a forward pass."""
     return moved.sent("forward").bytes(weights.forward)
 
 
-def _back(moved: Traffic, backward: Backward, weights: Costs) -> Number:
+def _back(moved: Traffic, backward: Backward, weights: Costs) -> int:
     """Returns the bytes of a backward pass."""
     each = weights.query_side if backward == "query-side" else weights.planned
     return moved.sent("backward").bytes(each)

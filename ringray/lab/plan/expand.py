@@ -92,6 +92,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             chosen["window"] = (window.left, window.right)
         if spec.trial_kind.trains:
             chosen |= _sizes(spec, chosen["model"])
+        # A default and its value are one point, so both have one normal form.
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         if spec.trial_kind.decodes:
             chosen["new_tokens"] = chosen["new_tokens"] or 1

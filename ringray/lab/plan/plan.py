@@ -43,7 +43,8 @@ _DEADLINE_FACTOR = 50.0
 # The default of ``limits.trial_timeout``: at least so many seconds, and a factor over the predicted
 # time of the longest trial.
 TIMEOUT_S, _TIMEOUT_FACTOR, _TIMEOUT_MOST_S = 120.0, 10.0, 86400.0
-_MANY = 2000  # points: about a second of work, which pays for the start of more processes
+_MANY = 500  # points: about a second of work, which pays for the start of more processes
+_CHUNK = 64  # points that a process takes at a time
 
 
 @dataclass(frozen=True)
@@ -182,42 +183,37 @@ def _costs(
     spec: Spec,
     configs: list[TrialConfig],
     reasons: list[Reason | None],
-    predict: Callable[[list[TrialConfig]], list[cost_model.Cost]],
+    predict: Callable[[TrialConfig], cost_model.Cost],
     processes: int,
 ) -> list[cost_model.Cost | None]:
-    """Returns the predicted costs in the order of ``configs``, None for pruned points.
-
-    Points that differ in sizes only are predicted at once.
-    """
-    some = [i for i, reason in enumerate(reasons) if reason is None]
-    different: dict[object, TrialConfig] = {}
-    for i in some:
-        config = configs[i]
-        geometry = config.strategy.partition, config.padded, config.ring.size, config.problem.mask
-        different.setdefault(geometry, config)
-    limits.check_work(spec, different.values())
-    batches = cost_model.batches([configs[i] for i in some])
-    together = [[some[i] for i in batch] for batch in batches]
-    of_batch = [[configs[i] for i in batch] for batch in together]
-    if processes > 1 and len(some) >= _MANY:
+    """Returns the predicted costs in the order of ``configs``, None for pruned points."""
+    points: dict[object, list[int]] = {}
+    for i, (config, reason) in enumerate(zip(configs, reasons, strict=True)):
+        if reason is None:
+            strategy, problem = config.strategy, config.problem
+            geometry = strategy.partition, config.padded, config.ring.size, problem.mask
+            points.setdefault(geometry, []).append(i)
+    limits.check_work(spec, (configs[alike[0]] for alike in points.values()))
+    # Points of one geometry follow each other, because only a few geometries are cached.
+    order = [i for alike in points.values() for i in alike]
+    in_order = [configs[i] for i in order]
+    if processes > 1 and len(order) >= _MANY:
         # Forked processes start at once, but copy the locks of other libraries' threads.
         forks = sys.platform == "linux" and not {"torch", "ray"} & sys.modules.keys()
         context = multiprocessing.get_context("fork" if forks else "spawn")
         with ProcessPoolExecutor(processes, context) as pool:
-            predicted = list(pool.map(predict, of_batch))
+            predicted = list(pool.map(predict, in_order, chunksize=_CHUNK))
     else:
-        predicted = list(map(predict, of_batch))
-    costs: dict[int, cost_model.Cost] = {}
-    for batch, of_each in zip(together, predicted, strict=True):
-        costs.update(zip(batch, of_each, strict=True))
+        predicted = list(map(predict, in_order))
+    costs = dict(zip(order, predicted, strict=True))
     return [costs.get(i) for i in range(len(configs))]
 
 
-def _predict(on: Fleet, configs: list[TrialConfig]) -> list[cost_model.Cost]:
-    if configs[0].training is not None:
-        return [transformer.predict(config, on) for config in configs]
-    slow = on.shares_cores and interpreted(configs[0], "cpu")
-    return cost_model.predict_batch(configs, interpreter(on) if slow else on)
+def _predict(on: Fleet, config: TrialConfig) -> cost_model.Cost:
+    if config.training is not None:
+        return transformer.predict(config, on)
+    slow = on.shares_cores and interpreted(config, "cpu")
+    return cost_model.predict(config, interpreter(on) if slow else on)
 
 
 class Deadline(NamedTuple):

@@ -8,7 +8,6 @@ links (``ring_time``). Imports neither torch nor ray.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -23,14 +22,13 @@ from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.ring_time import RingWork
 from ringray.lab.predict.simulator import PassWork
 from ringray.lab.trial.config import TrialConfig, TrialProblem, shuffled
-from ringray.traffic import geometry, hulls, tree, walk
+from ringray.traffic import geometry, tree, walk
 from ringray.traffic.geometry import Layout
-from ringray.traffic.hulls import Number, Pass
+from ringray.traffic.hulls import Pass
 from ringray.traffic.mask import Mask
 from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
 
-_AT_ONCE, _CELLS = 256, 1 << 17  # problems predicted at once, and pairs of ranks of all of them
 _PassFlops = tuple[tuple[Pass, int], ...]  # of a visible pair, by pass
 _MESSAGES_HELD = 4  # outputs of a step of decoding that live at once: parts, their merge, messages
 
@@ -77,87 +75,36 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     Raises:
         ValueError: the transport does not fit the ring and heads, or the walk back is impossible.
     """
-    (cost,) = predict_batch([config], on)
-    return cost
-
-
-def batches(configs: Sequence[TrialConfig]) -> list[list[int]]:
-    """Returns the numbers of configs that are predicted at once: those of one ring and strategy,
-    dtype and direction, which differ in sizes only."""
-    together: dict[object, list[int]] = {}
-    for i, config in enumerate(configs):
-        together.setdefault(_kind(config) or i, []).append(i)
-    numbers = []
-    for some in together.values():
-        most = max(1, min(_AT_ONCE, _CELLS // configs[some[0]].ring.size ** 2))
-        numbers += [some[start : start + most] for start in range(0, len(some), most)]
-    return numbers
-
-
-def _kind(config: TrialConfig) -> object:
-    """Returns all that configs have in common which are computed at once; None for one alone."""
-    problem, strategy = config.problem, config.strategy
-    alone = problem.new_tokens is not None or config.training is not None
-    if alone or strategy.backward == "reverse":
-        return None
-    exchange, shape = config.exchange, geometry.shape(problem.mask)
-    gathered = problem.kv_heads if exchange.heads_at_once else None
-    order = config.measure.seed if config.ring.order == "shuffled" else None
-    return shape and (
-        shape, exchange, gathered, order, config.ring.size, strategy.partition, strategy.transport,
-        strategy.backward, problem.dtype, problem.head_dim, problem.value_dim, problem.direction,
-        problem.causal, problem.mask.plain, config.ring.threads, problem.quantize, strategy.backend,
-    )  # fmt: skip
-
-
-def predict_batch(configs: Sequence[TrialConfig], on: Fleet) -> list[Cost]:
-    """Returns the costs of one of ``batches``; raises as ``predict``."""
-    first = configs[0]
-    on = _seated(first, on)
-    if first.problem.new_tokens is not None:
-        return [_decoding(first, first.problem.new_tokens, on)]
-    exchange = first.exchange
-    if len(configs) == 1:
-        return _costs(configs, exchange, choose_walks(first, exchange), on)
-    problems = tuple((_layout(config, exchange.fold), config.problem.mask) for config in configs)
-    weights, backward = _weights(configs, exchange), _backward(first, exchange)
-    costs: dict[int, Cost] = {}
-    for some, walks in walk.choose_for_all(problems, exchange.routes, backward, weights):
-        alike = _costs([configs[i] for i in some], exchange, walks, on)
-        costs.update(zip(some.tolist(), alike, strict=True))
-    return [costs[i] for i in range(len(configs))]
-
-
-def _costs(
-    configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks, on: Fleet
-) -> list[Cost]:
-    """Returns the costs of configs that walk alike."""
-    first, fold, visible = configs[0], exchange.fold, walks.forward.visible
-    trial, messages = _trial(configs, exchange, walks, on)
-    sizes, exchanged_bytes = trial.sizes, trial.exchanged_bytes
-    flops, sent_bytes, pairs = 0, hulls.exact(exchanged_bytes), hulls.exact(visible.sum((0, 1)))
+    on = _seated(config, on)
+    if config.problem.new_tokens is not None:
+        return _decoding(config, config.problem.new_tokens, on)
+    exchange = config.exchange
+    walks = choose_walks(config, exchange)
+    fold, visible = exchange.fold, walks.forward.visible
+    trial = _ring_work(config, exchange, walks, on)
+    sizes = trial.sizes
+    sent_bytes, messages = _heads_for_rows(config, fold)
+    flops, pairs = 0, int(visible.sum())
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
     for work in trial.passes:
         flops += pairs * work.pair_flops * fold
         sent_bytes += work.moved.sent(work.which).bytes(work.weights) * fold
         messages += walks.tensors(work.which) * groups * fold
     time = ring_time.of_trial(trial, on)
-    peak = peak_memory.peak(sizes, exchange, walks, backward=first.problem.has_backward)
-    work = walks.forward.route.by_rank(visible).sum(1)
-    outer_bytes = hulls.exact(np.rint(time.outer_bytes).astype(np.int64))
-    of_all = Cost(
+    peak = peak_memory.peak(sizes, exchange, walks, backward=config.problem.has_backward)
+    by_rank = walks.forward.route.by_rank(visible).sum(1)
+    outer_bytes = round(time.outer_bytes)
+    return Cost(
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=hulls.exact(np.asarray(peak, np.int64)),
-        balance=work.mean(0) / work.max(0),
+        peak_memory_bytes=int(peak),
+        balance=float(by_rank.mean() / by_rank.max()),
         **times(time.seconds, time.spread),
         exposed_ms=time.exposed * 1e3,
         inner_bytes=sent_bytes - outer_bytes,
         outer_bytes=outer_bytes,
     )
-    values = (np.broadcast_to(value, len(configs)).tolist() for value in of_all)
-    return list(map(Cost._make, zip(*values, strict=True)))
 
 
 def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]]:
@@ -166,7 +113,7 @@ def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]
     on = _seated(config, on)
     exchange = config.exchange
     walks = choose_walks(config, exchange)
-    trial, _ = _trial([config], exchange, walks, on)
+    trial = _ring_work(config, exchange, walks, on)
     return ring_time.of_trial(trial, on, range(min(walks.forward.route.ranks, most))).spans
 
 
@@ -177,51 +124,34 @@ def _seated(config: TrialConfig, on: Fleet) -> Fleet:
     return replace(on, order=shuffled(config.ring.size, config.measure.seed))
 
 
-def times(seconds: Number, spread: Number) -> dict[str, Number]:
+def times(seconds: float, spread: float) -> dict[str, Any]:
     """Returns the fields of a cost that hold its time."""
     ms, factor = seconds * 1e3, 1 + spread
     return {"time_ms": ms, "low_ms": ms / factor, "high_ms": ms * factor}
 
 
-def _trial(
-    configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks, on: Fleet
-) -> tuple[RingWork, int]:
-    """Returns the work of configs that walk alike, and the messages of the exchange of heads."""
-    passes, sizes = _works(configs, exchange, walks), _sizes(configs, exchange, on)
-    exchanged_bytes, messages = _heads_for_rows(configs, exchange.fold)
-    return RingWork(passes, sizes, exchange, walks, exchanged_bytes), messages
-
-
-def _works(configs: Sequence[TrialConfig], exchange: Exchange, walks: walk.Walks) -> list[PassWork]:
-    """Returns the work of all passes."""
-    problem = configs[0].problem
+def _ring_work(config: TrialConfig, exchange: Exchange, walks: walk.Walks, on: Fleet) -> RingWork:
+    """Returns the work of all passes, and the sizes that it has on each rank."""
+    problem = config.problem
     ways = {
         "forward": (walks.forward, walks.weights.forward),
         "backward": (walks.backward, walks.backward_weights),
     }
-    return [
+    passes = [
         PassWork(which, *ways[which], flops // exchange.fold, problem.dtype, problem.head_dim)
-        for which, flops in _pair_flops(problem, _numbers(configs, "heads", "batch"))
+        for which, flops in _pair_flops(problem)
     ]
+    exchanged_bytes, _ = _heads_for_rows(config, exchange.fold)
+    return RingWork(passes, _sizes(config, exchange, on), exchange, walks, exchanged_bytes)
 
 
-def _numbers(configs: Sequence[TrialConfig], *names: str) -> Number:
-    """Returns the products of integer fields: of one config a number, of several an array."""
-    products = [math.prod(getattr(config.problem, name) for name in names) for config in configs]
-    return products[0] if len(products) == 1 else np.array(products)
-
-
-def _padded(configs: Sequence[TrialConfig]) -> Number:
-    padded = [config.padded for config in configs]
-    return padded[0] if len(padded) == 1 else np.array(padded)
-
-
-def _pair_flops(problem: TrialProblem, heads: Number) -> list[tuple[Pass, Number]]:
-    """Returns FLOPs of a visible pair, all ``heads`` of the batch, in each pass: products over the
+def _pair_flops(problem: TrialProblem) -> list[tuple[Pass, int]]:
+    """Returns FLOPs of a visible pair, all heads of the batch, in each pass: products over the
     head dim of Q and K, and over that of V; of each one forward, three and two backward."""
+    heads = problem.heads * problem.batch
     of_keys, of_values = (2 * dim * heads for dim in (problem.head_dim, problem.value_dim))
     forward, backward = of_keys + of_values, 3 * of_keys + 2 * of_values
-    both: list[tuple[Pass, Number]] = [("forward", forward), ("backward", backward)]
+    both: list[tuple[Pass, int]] = [("forward", forward), ("backward", backward)]
     return both[: 1 + problem.has_backward]
 
 
@@ -272,7 +202,7 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
     if problem.new_tokens is not None:
         alone = config.changed(ring_size=1, partition=partition.DEFAULT, threads=threads)
         return _decoding(alone, problem.new_tokens, on).time_ms / 1e3
-    flops = tuple(_pair_flops(problem, problem.heads * problem.batch))
+    flops = tuple(_pair_flops(problem))
     quiet = on if on.noise is None else replace(on, noise=None)
     return _alone_s(problem.mask, problem.dtype, problem.head_dim, flops, threads, quiet)
 
@@ -296,7 +226,7 @@ def _alone_s(
 def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:
     """Returns the walks of both passes; raises Unwalkable if the one back is impossible."""
     layout, backward = _layout(config, exchange.fold), _backward(config, exchange)
-    weights = _weights([config], exchange)
+    weights = _weights(config.problem, exchange.fold)
     return walk.choose(layout, config.problem.mask, exchange.routes, backward, weights)
 
 
@@ -305,28 +235,31 @@ def _backward(config: TrialConfig, exchange: Exchange) -> walk.Backward:
     return walk.resolve_backward(strategy.backward, strategy.transport, walks=exchange.walks)
 
 
-def _weights(configs: Sequence[TrialConfig], exchange: Exchange) -> walk.Costs:
-    problem, fold = configs[0].problem, exchange.fold
+def _weights(problem: TrialProblem, fold: int) -> walk.Costs:
     return walk.costs(
-        DTYPES[problem.dtype].itemsize, _numbers(configs, "batch"),
-        _numbers(configs, "heads") // fold, _numbers(configs, "kv_heads") // fold,
-        problem.head_dim, problem.value_dim, quantized=problem.quantize is not None,
-    )  # fmt: skip
+        DTYPES[problem.dtype].itemsize,
+        problem.batch,
+        problem.heads // fold,
+        problem.kv_heads // fold,
+        problem.head_dim,
+        problem.value_dim,
+        quantized=problem.quantize is not None,
+    )
 
 
 def _layout(config: TrialConfig, fold: int) -> Layout:
     return Layout(config.strategy.partition, config.padded, config.ring.size // fold, fold)
 
 
-def _sizes(configs: Sequence[TrialConfig], exchange: Exchange, on: Fleet) -> Sizes:
-    config, problem, fold = configs[0], configs[0].problem, exchange.fold
+def _sizes(config: TrialConfig, exchange: Exchange, on: Fleet) -> Sizes:
+    problem, fold = config.problem, exchange.fold
     ranges = _layout(config, fold).ranges(0)
     return Sizes(
-        batch=_numbers(configs, "batch"),
-        heads=_numbers(configs, "heads") // fold,
-        kv_heads=_numbers(configs, "kv_heads") // fold,
+        batch=problem.batch,
+        heads=problem.heads // fold,
+        kv_heads=problem.kv_heads // fold,
         head_dim=(problem.head_dim + problem.value_dim) // 2,
-        rows=_padded(configs) // (config.ring.size // fold),
+        rows=config.padded // (config.ring.size // fold),
         itemsize=DTYPES[problem.dtype].itemsize,
         threads=config.ring.threads,
         fused_on_cpu=on.shares_cores,
@@ -345,12 +278,12 @@ def rows(config: TrialConfig) -> int:
     return _layout(config, config.exchange.fold).rows
 
 
-def _heads_for_rows(configs: Sequence[TrialConfig], fold: int) -> tuple[Number, int]:
+def _heads_for_rows(config: TrialConfig, fold: int) -> tuple[int, int]:
     """Returns bytes and messages of the exchange of heads for rows among ``fold`` ranks, and back:
     Q, K, V there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype.
     """
-    problem, rows = configs[0].problem, _numbers(configs, "batch") * _padded(configs)
-    heads, kv_heads = _numbers(configs, "heads"), _numbers(configs, "kv_heads")
+    problem = config.problem
+    rows, heads, kv_heads = problem.batch * config.padded, problem.heads, problem.kv_heads
     elements = (heads + kv_heads) * (problem.head_dim + problem.value_dim) * rows  # Q, out, K, V
     there_and_back = elements * DTYPES[problem.dtype].itemsize
     moved, tensors = there_and_back + heads * rows * walk.FP32, 5
@@ -361,4 +294,4 @@ def _heads_for_rows(configs: Sequence[TrialConfig], fold: int) -> tuple[Number, 
         tensors += 3
     if problem.has_backward:
         moved, tensors = moved + there_and_back, tensors + 4
-    return moved * (fold - 1) // fold, tensors * configs[0].ring.size * (fold - 1)
+    return moved * (fold - 1) // fold, tensors * config.ring.size * (fold - 1)

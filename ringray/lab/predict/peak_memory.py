@@ -1,20 +1,19 @@
 """Peak memory of one rank, from the same tables that the ring executes.
 
 Adds the shard, the accumulators and the temporaries of one fused call to the rows that a rank has
-at each step (``occupancy``). Several problems are computed at once, and have the last axis of all
-arrays. Imports numpy only.
+at each step (``occupancy``). Imports numpy only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ringray.traffic.hulls import Number, Traffic
+from ringray.traffic.hulls import Traffic
 from ringray.traffic.occupancy import walked
 from ringray.traffic.routes import KEPT, Route
 from ringray.traffic.walk import FP32, Walks
@@ -33,7 +32,6 @@ _TILE = 64  # rows of queries and of keys from which it copies K and V for produ
 @dataclass(frozen=True)
 class Sizes:
     """Sizes of one rank's computation: heads after any exchange of them, ``rows`` of its own.
-    ``batch``, heads and ``rows`` of several problems are arrays.
 
     ``head_dim``: the mean of that of K and that of V. ``runs``: number of blocks of neighbouring
     positions that the rows form, 1 also if they are evenly spaced. ``spaced``: number of sequences
@@ -43,11 +41,11 @@ class Sizes:
     ``packs``: operands of a backward call are packed for it.
     """
 
-    batch: Number
-    heads: Number
-    kv_heads: Number
+    batch: int
+    heads: int
+    kv_heads: int
     head_dim: int
-    rows: Number
+    rows: int
     itemsize: int
     threads: int
     fused_on_cpu: bool
@@ -70,49 +68,49 @@ class Sizes:
         return self.triangular and self.spaced > 1
 
     @property
-    def query_row(self) -> Number:
+    def query_row(self) -> int:
         """Elements of one position of Q."""
         return self.batch * self.heads * self.head_dim
 
     @property
-    def key_row(self) -> Number:
+    def key_row(self) -> int:
         """Elements of one position of K."""
         return self.batch * self.kv_heads * self.head_dim
 
     @property
-    def out(self) -> Number:
+    def out(self) -> int:
         """Bytes of Q, out or dO."""
         return self.query_row * self.rows * self.itemsize
 
     @property
-    def lse(self) -> Number:
+    def lse(self) -> int:
         """Bytes of lse, and of delta."""
         return self.batch * self.heads * self.rows * FP32
 
     @property
-    def inputs(self) -> Number:
+    def inputs(self) -> int:
         """Bytes of Q, K and V."""
         return (self.query_row + 2 * self.key_row) * self.rows * self.itemsize
 
     @property
-    def in_bytes(self) -> Number:
+    def in_bytes(self) -> int:
         """Bytes of Q, K and V in e4m3 with their scales, and widened to bf16 for a call."""
         elements = self.query_row + 2 * self.key_row
         scales = self.batch * (self.heads + 2 * self.kv_heads) * FP32
         return self.quantized * self.rows * (3 * elements + scales)
 
     @property
-    def gradients(self) -> Number:
+    def gradients(self) -> int:
         """Bytes of dQ, dK and dV in fp32."""
         return (self.query_row + 2 * self.key_row) * self.rows * FP32
 
-    def backward(self, during: Number) -> Number:
+    def backward(self, during: float) -> float:
         """Returns bytes of a backward pass that needs ``during`` beside inputs, out, dO, lse, delta
         and fp32 gradients; or these in the dtype of the inputs beside them, if that is narrower; or
         delta's product in fp32 and both its factors if they are narrower."""
         product = self.query_row * self.rows * FP32 * (3 if self.narrow else 1)
-        beside = np.maximum(self.lse + during, self.inputs * self.narrow)
-        most = np.maximum(product, self.gradients + beside)
+        beside = max(self.lse + during, self.inputs * self.narrow)
+        most = max(product, self.gradients + beside)
         return self.inputs + 2 * self.out + self.lse + most
 
     def share(self, queries: Floats, keys: Floats, most: Floats | float = 1.0) -> Floats:
@@ -143,7 +141,7 @@ class Sizes:
         return needed
 
 
-def peak(sizes: Sizes, exchange: Exchange, walks: Walks, *, backward: bool) -> Number:
+def peak(sizes: Sizes, exchange: Exchange, walks: Walks, *, backward: bool) -> int:
     """Returns bytes of the largest rank's tensors, inputs included, with or without a backward
     pass."""
     if exchange.heads_at_once is not None:
@@ -153,7 +151,7 @@ def peak(sizes: Sizes, exchange: Exchange, walks: Walks, *, backward: bool) -> N
         peaks = _walked_forward(sizes, walks), back
     if exchange.fold > 1:
         peaks = _folded(sizes, *peaks, exchange.fold)
-    return np.floor(reduce(np.maximum, peaks[: 1 + backward])) + sizes.in_bytes
+    return int(max(peaks[: 1 + backward])) + sizes.in_bytes
 
 
 def _forward_call(
@@ -237,13 +235,13 @@ def call_rows(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Fl
 
 def _largest(values: Floats, route: Route) -> Floats:
     """Returns the largest of each step, ``[rank, step]``, whose visits come one after another."""
-    placed = np.zeros((len(values), max(route.step) + 2, *values.shape[2:]))
+    placed = np.zeros((len(values), max(route.step) + 2))
     for visit, step in enumerate(route.step):
         np.maximum(placed[:, step], values[:, visit], out=placed[:, step])
     return placed
 
 
-def _walked_forward(sizes: Sizes, walks: Walks) -> Number:
+def _walked_forward(sizes: Sizes, walks: Walks) -> float:
     """Returns the peak of the forward pass of chunks that walk."""
     moved, table = walks.forward, walked(walks.forward, sizes.rows, backward=False)
     route = moved.route
@@ -255,30 +253,30 @@ def _walked_forward(sizes: Sizes, walks: Walks) -> Number:
         called[:, 1:] = _in_steps(bytes_of, sizes.itemsize, *(x[:, 1:] for x in calls))
     computing = _largest(called, route)
     held = table.chunks * walks.weights.forward.chunk
-    busy = (held + computing).max((0, 1))
+    busy = float((held + computing).max())
     merges = route.ranks > 1 or not sizes.plain  # the output is put together in fp32
     if merges and sizes.narrow:
         computes = table.visible > 0
-        last = computes.shape[1] - 1 - computes[:, ::-1].argmax(1, keepdims=True)
-        busy = np.maximum(busy, np.take_along_axis(held, last, 1).max((0, 1)) + sizes.out)
+        last = computes.shape[1] - 1 - computes[:, ::-1].argmax(1)
+        busy = max(busy, float(held[np.arange(len(held)), last].max()) + sizes.out)
     out = sizes.query_row * sizes.rows * FP32 if merges else sizes.out
     return sizes.inputs + out + sizes.lse + busy
 
 
 def later(moved: Traffic) -> NDArray[np.bool_]:
     """Returns ``[visit]``: False for a rank's own chunk, which comes first and is not merged."""
-    return np.arange(len(moved.route.step)).reshape(-1, *(1 for _ in moved.visible.shape[2:])) > 0
+    return np.arange(len(moved.route.step)) > 0
 
 
-def _walked_backward(sizes: Sizes, walks: Walks) -> Number:
+def _walked_backward(sizes: Sizes, walks: Walks) -> float:
     """Returns the peak of the backward pass of chunks that walk."""
     table = walked(walks.backward, sizes.rows, backward=True)
     queries_travel = walks.travelling == "queries"
     queries, keys = call_rows(sizes, walks.backward, queries_travel=queries_travel)
     called = _in_blocks(partial(_backward_call, sizes), queries, keys)
-    halves = (walks.forward.route.ranks > 1) & (sizes.kv_heads > 1)
+    halves = walks.forward.route.ranks > 1 and sizes.kv_heads > 1
     # Of the own chunk.
-    called[:, 0] = _backward_call(sizes, queries[:, 0], keys[:, 0], np.where(halves, 0.5, 1.0))
+    called[:, 0] = _backward_call(sizes, queries[:, 0], keys[:, 0], 0.5 if halves else 1.0)
     if sizes.stepped:
         bytes_of = partial(_backward_call, sizes)
         called[:, 1:] = _in_steps(bytes_of, sizes.itemsize, queries[:, 1:], keys[:, 1:])
@@ -291,30 +289,30 @@ def _walked_backward(sizes: Sizes, walks: Walks) -> Number:
         called[:, 1:] = np.where(rows > 0, away, 0.0)[:, 1:]
     del queries, keys  # large in large rings
     computing, weights = _largest(called, walks.backward.route), walks.backward_weights
-    # The second half is kept for the end.
-    computing[:, -1] = np.maximum(computing[:, -1], halves * called[:, 0])
+    if halves:  # the second half is kept for the end
+        computing[:, -1] = np.maximum(computing[:, -1], called[:, 0])
     computing += table.chunks * weights.chunk
     computing += table.sums * weights.sums
-    busy = computing.max((0, 1))
+    busy = float(computing.max())
     kept_bytes = _kept_rows(walks) * 2 * sizes.key_row * sizes.itemsize
     return kept_bytes + sizes.backward(busy)
 
 
-def _kept_rows(walks: Walks) -> Number:
+def _kept_rows(walks: Walks) -> int:
     """Returns the rows of K/V that a rank keeps between the passes: the last that it received."""
     if not any(lane.source == KEPT for lane in walks.backward.route.lanes):
         return 0
     last = [lane.stop - 1 for lane in walks.forward.route.lanes]
     rows = np.maximum(walks.forward.held[1] - walks.forward.held[0], 0).sum(0)
-    return rows[:, last].max(0).sum(0)
+    return int(rows[:, last].max(0).sum())
 
 
-def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[Number, Number]:
+def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, float]:
     """Returns the peaks of both passes where a few K/V heads of all ranks are gathered at once."""
     rows = sizes.rows
     handed = moved.chunk_rows.sum(0)
     received = moved.route.by_rank(handed).sum(1)
-    count = np.minimum(heads_at_once, sizes.kv_heads)
+    count = min(heads_at_once, sizes.kv_heads)
     # Some rows of one head lie together, and are sent from where they are.
     packed = np.where(handed < rows, handed, 0).sum(1) * (sizes.batch * count > 1)
     group = replace(sizes, kv_heads=count, heads=sizes.heads * count // sizes.kv_heads)
@@ -337,29 +335,29 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[Number,
         )
     state = group.query_row * rows * FP32 + np.maximum(calls, group.out * group.narrow)
     busy = np.maximum(coming + joined, joined + coming * next_too + state)
-    forward = sizes.inputs + sizes.out + sizes.lse + busy.max(0)
+    forward = sizes.inputs + sizes.out + sizes.lse + float(busy.max())
     sums = (received + rows) * row * FP32
     shares = (received + handed.sum(1) + rows) * row * FP32
     # Beside a group of two, the other comes or has left; of more, the next comes as one leaves.
-    beside = np.where(sizes.kv_heads > 2 * count, coming + shares, np.maximum(coming, shares))
+    beside = coming + shares if sizes.kv_heads > 2 * count else np.maximum(coming, shares)
     busy = np.maximum(
         joined + sums + backward + beside * next_too, sums + shares + coming * next_too
     )
-    return forward, sizes.backward(busy.max(0))
+    return forward, sizes.backward(float(busy.max()))
 
 
-def _folded(sizes: Sizes, forward: Number, backward: Number, fold: int) -> tuple[Number, Number]:
+def _folded(sizes: Sizes, forward: float, backward: float, fold: int) -> tuple[float, float]:
     """Returns the peaks of both passes with an exchange of heads for rows around the given ones,
     whose tensors are as large as this rank's own before."""
     inputs, out = sizes.inputs, sizes.out
     away = (fold - 1) / fold
     packed = away * (sizes.batch > 1)  # one batch entry's heads lie together
     results = out + sizes.lse
-    computing = 2 * inputs + results + np.maximum(results * (1 + away), results + out)
+    computing = 2 * inputs + results + max(results * (1 + away), results + out)
     leaving = inputs * (1 + away + packed) + out
-    forward = np.maximum(np.maximum(leaving, computing), inputs + forward)
+    forward = max(leaving, computing, inputs + forward)
     # The caller's out and dO are other tensors than those that are computed with.
     kept_bytes = inputs + 2 * out
     narrowing = sizes.gradients + inputs if sizes.narrow else 0
-    leaving = np.maximum(narrowing, inputs * (2 + away))
-    return forward, kept_bytes + np.maximum(backward, kept_bytes + sizes.lse + leaving)
+    leaving = max(narrowing, inputs * (2 + away))
+    return forward, kept_bytes + max(backward, kept_bytes + sizes.lse + leaving)

@@ -74,16 +74,14 @@ class Rates:
         rate: Floats = np.exp(np.interp(log_rows, log_known, np.log(rates)))
         return rate * np.minimum(1.0, np.exp(log_rows - log_known[0]))
 
-    def unknown(self, rows: Floats | float) -> Floats:
+    def unknown(self, rows: int) -> float:
         """Returns the relative spread that rows add, outside of the curves or where a fit had no
         trials."""
-        below, above = self.rows[0] / np.maximum(rows, 1.0), rows / self.rows[-1]
-        outside: Floats = _BELOW * np.log2(np.maximum(below, 1.0))
-        outside = outside + _ABOVE * np.log2(np.maximum(above, 1.0))
-        if not self.doubt:
-            return outside
+        below, above = self.rows[0] / max(rows, 1), rows / self.rows[-1]
+        outside = _BELOW * np.log2(max(below, 1.0)) + _ABOVE * np.log2(max(above, 1.0))
         fitted = sorted(self.doubt)
-        return outside + np.interp(rows, fitted, [self.doubt[row] for row in fitted])
+        doubt = np.interp(rows, fitted, [self.doubt[row] for row in fitted]) if fitted else 0.0
+        return float(outside + doubt)
 
 
 Kind = tuple[bool, bool]  # causal, stepped

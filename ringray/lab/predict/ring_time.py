@@ -1,6 +1,6 @@
 """Time of one trial on a ring: its calls by the curves, its messages by the simulator.
 
-Several problems are computed at once, and have the last axis of all arrays. Imports numpy only.
+Imports numpy only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringray.lab.predict import peak_memory, rates
 from ringray.lab.predict.hardware import Fleet, Hardware
 from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.simulator import Cores, Finished, PassWork, RingRanks, simulate, slowness
-from ringray.traffic.hulls import Number, Pass
+from ringray.traffic.hulls import Pass
 from ringray.traffic.walk import FP32, Walks
 from ringray.transport import Exchange
 
@@ -37,40 +37,39 @@ class RingWork(NamedTuple):
     sizes: Sizes
     exchange: Exchange
     walks: Walks
-    exchanged_bytes: Number
+    exchanged_bytes: int
 
 
 class RingTime(NamedTuple):
     """Predicted time of a trial, in seconds. ``exposed``: beyond the computation of the busiest
     rank. ``spread``: relative half width of the 80% interval. ``spans``: timelines by rank."""
 
-    seconds: Number
-    exposed: Number
-    spread: Number
-    outer_bytes: Number
+    seconds: float
+    exposed: float
+    spread: float
+    outer_bytes: float
     spans: dict[int, list[Span]]
 
 
 def of_trial(trial: RingWork, on: Fleet, record: Sequence[int] = ()) -> RingTime:
     """Returns the time of all passes, one after the other."""
     passes, sizes, exchange, walks, exchanged_bytes = trial
+    # Ranks that exchange heads do the same at the same time, so the first stands for all of them.
     fleet, hardware = replace(on, stride=on.stride * exchange.fold), on.hardware
     ring = RingRanks(fleet, sizes.threads, record)
     ranks = walks.forward.route.ranks
     world = ranks * exchange.fold
     sent = exchanged_bytes / world
     seconds, outer = _heads_for_rows(sent, exchange.fold, on, len(passes), world)
-    now = np.zeros((ranks, *walks.forward.visible.shape[2:]))
-    computed = now
-    now = now + seconds + overhead(on, world) * len(passes)
-    outer, unknown = outer * world, np.zeros(())
+    now = np.zeros(ranks) + seconds + overhead(on, world) * len(passes)
+    computed, outer, unknown = np.zeros(ranks), outer * world, 0.0
     spans: dict[int, list[Span]] = {rank: [] for rank in record}
     for work in passes:
         curves = rates.find(hardware, work.dtype, work.head_dim, work.which)
-        unknown = np.maximum(unknown, curves.unknown(sizes.rows))
+        unknown = max(unknown, curves.unknown(sizes.rows))
         run, calls = simulate, _calls
         if exchange.heads_at_once:
-            groups = int(np.max(-(-sizes.kv_heads // exchange.heads_at_once)))  # of all the same
+            groups = -(-sizes.kv_heads // exchange.heads_at_once)
             run, calls = partial(_gathered, groups=groups), _gathering_calls
         done = run(work, calls(work, sizes, curves, walks, on, world), ring, now)
         now = done.ended
@@ -78,8 +77,8 @@ def of_trial(trial: RingWork, on: Fleet, record: Sequence[int] = ()) -> RingTime
         outer = outer + done.outer_bytes * exchange.fold
         for rank, some in done.spans.items():
             spans[rank] += some
-    total = now.max(0)
-    exposed = np.maximum(0.0, total - computed.max(0))
+    total = float(now.max())
+    exposed = max(0.0, total - float(computed.max()))
     return RingTime(total, exposed, hardware.spread + unknown, outer, spans)
 
 
@@ -162,7 +161,7 @@ def _gathered(
     before is computed: the shorter of both is exposed once. Cores copy messages, too."""
     moving = simulate(work, np.zeros_like(seconds), ring, began, parts=groups)
     fleet, slow = ring.fleet, slowness(ring.fleet, *seconds.shape[:2])
-    computing = (seconds * slow.reshape(*slow.shape, *(1 for _ in seconds.shape[2:]))).sum(1)
+    computing = (seconds * slow).sum(1)
     steps = (groups - 1) * (1 + (work.which == "backward")) * fleet.hardware.step
     computed = Cores(fleet, len(computing), ring.threads).elapsed(computing + steps)
     moves = moving.ended - began
@@ -179,21 +178,21 @@ def _gathered(
 
 
 def _heads_for_rows(
-    sent: Number, fold: int, on: Fleet, passes: int, world: int
-) -> tuple[Number, Number]:
+    sent: float, fold: int, on: Fleet, passes: int, world: int
+) -> tuple[float, float]:
     """Returns seconds of the exchanges of ``sent`` bytes of a rank among ``fold`` neighbouring
     ranks, there and back in each pass, and the bytes between nodes."""
     if fold == 1:
-        return sent * 0, sent * 0
+        return 0.0, 0.0
     inner, outer = on.hardware.inner, on.hardware.outer
     nodes = np.array([on.node(rank) for rank in range(world)]).reshape(-1, fold)
     near = ((nodes[:, :, None] == nodes[:, None, :]).sum(2) - 1) / (fold - 1)  # shares, by rank
     crowd, far = min(outer.ranks, on.per_node), float(1 - near.min())
     within, between = sent * near.max() / inner.bandwidth, sent * far * crowd / outer.bandwidth
-    seconds = np.maximum(within, between) + 2 * passes * (outer if far else inner).latency
+    seconds = max(within, between) + 2 * passes * (outer if far else inner).latency
     if on.shares_cores:
         hardware = on.hardware
         swap = hardware.step + (fold - 1) * hardware.message
         work = sent * hardware.copying + 2 * passes * swap
-        seconds += Cores(on, world).elapsed(np.stack([work] * world))[0]
-    return seconds, sent * (1 - near.mean())
+        seconds += Cores(on, world).elapsed(np.full(world, work))[0]
+    return float(seconds), float(sent * (1 - near.mean()))

@@ -4,9 +4,7 @@ The events are those of ``traffic.script``, read for all ranks at once from the 
 written from. A rank computes at a step with the chunks at hand, then waits for the messages that
 are due, and posts the next. A message begins when both ends have posted it and their ports are
 free; within a node it takes a port of each end, between nodes the network port of each, which
-several ranks may share. Several problems of one route are simulated at once: they have the last
-axis of arrays, and arrays of ranks are flat, those of all problems beside each other. Imports numpy
-only.
+several ranks may share. Imports numpy only.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 
 from ringray.instruments.hops import Span
 from ringray.lab.predict.hardware import Fleet
-from ringray.traffic.hulls import Number, Pass, Traffic, Weights
+from ringray.traffic.hulls import Pass, Traffic, Weights
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,14 +34,13 @@ class PassWork(NamedTuple):
     which: Pass
     moved: Traffic
     weights: Weights
-    pair_flops: Number
+    pair_flops: int
     dtype: str
     head_dim: int
 
 
 class RingRanks(NamedTuple):
-    """The ranks of a ring, with so many ``threads`` each, and those whose timelines are wanted, of
-    one problem."""
+    """The ranks of a ring, with so many ``threads`` each, and those whose timelines are wanted."""
 
     fleet: Fleet
     threads: int = 1
@@ -52,18 +49,18 @@ class RingRanks(NamedTuple):
 
 class Finished(NamedTuple):
     """The end of one pass. ``ended``: seconds by rank. ``computed``: the same without waits for
-    messages. ``outer_bytes``: sent between nodes, by problem. ``spans``: timelines of the ranks
-    that were asked for."""
+    messages. ``outer_bytes``: sent between nodes. ``spans``: timelines of the ranks that were
+    asked for."""
 
     ended: Floats
     computed: Floats
-    outer_bytes: Floats
+    outer_bytes: float
     spans: dict[int, list[Span]]
 
 
 class _Messages(NamedTuple):
     """Messages of one part that begin at one step and end at ``due``: one of each owner that has
-    rows. ``source``, ``to``: places in flat arrays."""
+    rows, from rank ``source`` to rank ``to``."""
 
     due: int
     what: str
@@ -80,19 +77,18 @@ class Ports:
     time; they share the network ports of their node.
     """
 
-    def __init__(self, fleet: Fleet, ranks: int, problems: int = 1) -> None:
+    def __init__(self, fleet: Fleet, ranks: int) -> None:
         first = np.array([fleet.seat(rank) for rank in range(ranks)])
         outer, hardware = fleet.hardware.outer, fleet.hardware
-        self._node = np.repeat(first // fleet.per_node, problems)
+        self._node = first // fleet.per_node
         shared = min(outer.ranks, fleet.per_node)  # ranks of a network port
-        port = first // shared if fleet.stride < shared else np.arange(ranks)
-        self._port = np.add.outer(port * problems, np.arange(problems)).ravel()
+        self._port = first // shared if fleet.stride < shared else np.arange(ranks)
         crowd = min(fleet.stride, shared)
         self._inner, self._outer = hardware.inner, outer
         self._outer_bandwidth = outer.bandwidth / crowd
         # Out and in of ranks, out and in of network ports.
-        self._free = np.zeros((4, ranks * problems))
-        self.outer_bytes = np.zeros(problems)
+        self._free = np.zeros((4, ranks))
+        self.outer_bytes = 0.0
 
     def send(self, source: Ints, to: Ints, sizes: Floats, ready: Floats) -> Floats:
         """Returns the moments at which messages that are ``ready`` have arrived."""
@@ -125,8 +121,7 @@ class Ports:
             end = np.maximum(end, (begin + all_of)[port])
         np.maximum.at(out, leaving, end)
         np.maximum.at(into, entering, end)
-        problems = len(self.outer_bytes)
-        self.outer_bytes += np.bincount(source % problems, sizes, problems)
+        self.outer_bytes += float(sizes.sum())
         return end + self._outer.latency
 
 
@@ -158,19 +153,15 @@ class Cores:
 
     def elapsed(self, seconds: Floats) -> Floats:
         """Returns the moments at which ranks that begin together end their ``seconds`` of work."""
-        ranks = sum(map(len, self._nodes))
-        if ranks * self._taken <= 1:
+        if len(seconds) * self._taken <= 1:
             return seconds
-        of_rank = seconds.reshape(ranks, -1)
-        ends = np.empty_like(of_rank)
+        ends = np.empty_like(seconds)
         for some in self._nodes:
-            order = of_rank[some].argsort(0)
-            parts = np.take_along_axis(of_rank[some], order, 0)
-            parts[1:] -= parts[:-1].copy()
+            by_end = some[seconds[some].argsort()]
+            parts = np.diff(seconds[by_end], prepend=0.0)  # between the ends of two ranks
             still = np.arange(len(some), 0, -1)  # ranks that compute until each of them ends
-            parts *= np.maximum(1.0, still * self._taken)[:, None]
-            np.put_along_axis(ends, some[order], parts.cumsum(0), 0)
-        return ends.reshape(seconds.shape)
+            ends[by_end] = (parts * np.maximum(1.0, still * self._taken)).cumsum()
+        return ends
 
     def handling(self, ranks: int, messages: Iterable[_Messages], parts: int) -> Floats:
         """Returns the seconds in which ranks send and receive ``messages``, each in some parts."""
@@ -193,21 +184,19 @@ def simulate(
     """
     moved, which, fleet = work.moved, work.which, ring.fleet
     route, step_of = moved.route, np.array(moved.route.step)
-    ranks, steps = route.ranks, int(np.max(moved.steps(which)))  # of all problems the same
-    shape = (ranks, *seconds.shape[2:])
-    count = math.prod(shape)
+    ranks, steps = route.ranks, int(moved.steps(which))
     groups = _groups(moved, which)
-    computing = np.zeros((steps, *shape))
-    np.add.at(computing, step_of, seconds.swapaxes(0, 1))
-    if which == "backward":  # half of the own chunk is kept for the last step
+    computing = np.zeros((steps, ranks))
+    np.add.at(computing, step_of, seconds.T)
+    # Half of the own chunk is kept for the last step, in which the last sums come home.
+    if which == "backward":
         half = seconds[:, 0] / 2
         computing[step_of[0]] -= half
         computing[-1] += half
-    computing = computing.reshape(steps, ranks, -1) * slowness(fleet, ranks, steps).T[..., None]
-    computing = computing.reshape(steps, count)
-    ports, cores = Ports(fleet, ranks, count // ranks), Cores(fleet, ranks, ring.threads)
-    now = np.zeros(count) if began is None else began.reshape(count).copy()
-    arrivals, total = np.zeros((steps, count)), np.zeros(count)
+    computing *= slowness(fleet, ranks, steps).T
+    ports, cores = Ports(fleet, ranks), Cores(fleet, ranks, ring.threads)
+    now = np.zeros(ranks) if began is None else began
+    arrivals, total = np.zeros((steps, ranks)), np.zeros(ranks)
     recorder = _Recorder(moved, which, ring.record)
     for step in range(steps):
         messages = [_messages(moved, group, work.weights) for group in groups.get(step, ())]
@@ -217,13 +206,12 @@ def simulate(
             np.maximum.at(arrivals[message.due], message.source, arrived)
             np.maximum.at(arrivals[message.due], message.to, arrived)
             recorder.messages(step, message, now)
-        busy = computing[step] + cores.handling(count, messages, parts)
+        busy = computing[step] + cores.handling(ranks, messages, parts)
         computed = now + cores.elapsed(busy + fleet.hardware.step * (steps > 1))
         after = np.maximum(computed, arrivals[step])
         recorder.step(step, computing[step], now, computed, after)
         total, now = total + computed - now, after
-    ended, computed = now.reshape(shape), total.reshape(shape)
-    return Finished(ended, computed, ports.outer_bytes, recorder.spans)
+    return Finished(now, total, ports.outer_bytes, recorder.spans)
 
 
 class _VisitGroup(NamedTuple):
@@ -259,13 +247,9 @@ def _messages(moved: Traffic, group: _VisitGroup, weights: Weights) -> _Messages
     else:
         rows, source, to = moved.sum_rows[part, :, visit], rank, moved.sums_to[part, :, visit]
         weight = weights.sums
-    problems = rows[0].size
-    some = np.flatnonzero(rows)
-    owner, problem = np.divmod(some, problems)
-    to = (to if to.ndim > 1 else np.repeat(to, problems)).ravel()[some]
-    sizes = rows.ravel()[some].astype(np.float64) * np.broadcast_to(weight, problems)[problem]
-    places = source[owner] * problems + problem, to * problems + problem
-    return _Messages(group.due, group.what, owner, *places, sizes)
+    (owner,) = rows.nonzero()
+    sizes = rows[owner].astype(np.float64) * weight
+    return _Messages(group.due, group.what, owner, source[owner], to[owner], sizes)
 
 
 class _Recorder:
