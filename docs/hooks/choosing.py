@@ -10,7 +10,7 @@ from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.lab.plan.plan import build
 from ringray.lab.predict import advise, calibration
-from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.specs import model as specs
 from ringray.lab.trial.config import TrialConfig
@@ -46,14 +46,14 @@ def degrees() -> str:
 
 def _fastest(name: str, tokens: int, fleet: str) -> str:
     batch = max(1, _BATCH // tokens)
-    wish = Wish(sizes.named(name, {}), calibration.fleet(fleet), tokens, batch)
+    request = TrainingRequest(sizes.named(name, {}), calibration.fleet(fleet), tokens, batch)
     try:
-        (best,) = advise.advise(wish, 1)
+        (best,) = advise.advise(request, 1)
     except UserError:
         return "does not fit"
     split = [f"{name.upper()} {n}" for name, n in asdict(best.degrees).items() if n > 1]
     how = f"`{best.config.strategy.transport}`" if best.degrees.cp > 1 else "no ring"
-    mfu = best.mfu(wish, wish.model.forward_flops(tokens))
+    mfu = best.mfu(request, request.model.forward_flops(tokens))
     return f"{' × '.join(split)}<br>{how}, {mfu:.0%} MFU, {units.memory(best.memory.total)}"
 
 

@@ -15,7 +15,7 @@ from comparison import Row, show
 from table2_minimal_block import flat, least_block
 
 from ringray.lab.predict import cost_model
-from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import SCORES_HELD
 from ringray.models.sizes import named
@@ -33,7 +33,9 @@ def cost(ranks: int = N, **given: Any) -> Cost:
     """Returns the cost of the example's attention, forward without a mask unless ``given``."""
     fields = {"causal": False, "direction": "forward", "partition": "contiguous", **given}
     on = ON if ranks <= ON.per_node else flat(312, 300)
-    return cost_model.predict(Wish(MODEL, on, S, 1).attention(Degrees(cp=ranks), **fields), on)
+    return cost_model.predict(
+        TrainingRequest(MODEL, on, S, 1).attention(Degrees(cp=ranks), **fields), on
+    )
 
 
 def overlap() -> list[Row]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ringray.base import units
 from ringray.lab.predict import advise, hardware
-from ringray.lab.predict.advise import Proposal, Wish
+from ringray.lab.predict.advise import Proposal, TrainingRequest
 from ringray.lab.report import tables
 from ringray.models.sizes import named
 
@@ -43,8 +43,8 @@ def rows() -> list[Asked]:
     """Returns all answers."""
     found = []
     for fleet, context, sequences, recommended in ASKED:
-        wish = Wish(named("8b", {}), hardware.parse_fleet(fleet), context, sequences)
-        best, smallest = advise.advise(wish, 1)[0], advise.smallest_ring(wish)
+        request = TrainingRequest(named("8b", {}), hardware.parse_fleet(fleet), context, sequences)
+        best, smallest = advise.advise(request, 1)[0], advise.smallest_ring(request)
         found.append(Asked(fleet, context, recommended, best, smallest))
     return found
 

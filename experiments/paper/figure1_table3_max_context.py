@@ -20,7 +20,7 @@ from typing import Any
 from comparison import Row, measured, show
 
 from ringray.lab.predict import cost_model, hardware, transformer
-from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.transformer import Training
 from ringray.models.sizes import Model, named
 from ringray.training.recipe import Degrees
@@ -62,8 +62,8 @@ WHY = {
 def attention_bytes(model: Model, ranks: int) -> float:
     """Returns the peak of attention per token of a rank, both passes."""
     on, rows = hardware.parse_fleet("h100:1x8"), 8 << 10
-    wish = Wish(model, on, rows * ranks, 1, "float32")
-    return cost_model.predict(wish.attention(Degrees(cp=ranks)), on).peak_memory_bytes / rows
+    request = TrainingRequest(model, on, rows * ranks, 1, "float32")
+    return cost_model.predict(request.attention(Degrees(cp=ranks)), on).peak_memory_bytes / rows
 
 
 def longest(model: Model, memory: float, devices: int, how: dict[str, Any], ring: bool) -> int:

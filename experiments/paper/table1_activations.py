@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ringray
 from ringray.lab.predict import cost_model, hardware
-from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.trial.measurement import peak_memory
 from ringray.models.decoder import GatedMLP, WholeScores
 from ringray.models.sizes import Model
@@ -134,7 +134,9 @@ def ring_bytes() -> int:
     """Returns the predicted peak of a forward pass without a mask, of a rank with C rows."""
     on = hardware.parse_fleet(f"h100:1x{RANKS}")
     model = Model("run", 1, H, N, N, D, 4 * H, 256)
-    config = Wish(model, on, S, 1).attention(Degrees(cp=RANKS), causal=False, direction="forward")
+    config = TrainingRequest(model, on, S, 1).attention(
+        Degrees(cp=RANKS), causal=False, direction="forward"
+    )
     return cost_model.predict(config, on).peak_memory_bytes
 
 

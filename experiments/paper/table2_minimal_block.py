@@ -12,7 +12,7 @@ from __future__ import annotations
 from comparison import Row, show
 
 from ringray.lab.predict import cost_model, hardware
-from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.hardware import Fleet
 from ringray.models.sizes import named
 from ringray.training.recipe import Degrees
@@ -46,10 +46,10 @@ def flat(tflops: float, gb_s: float) -> Fleet:
 
 def least_block(on: Fleet) -> int:
     """Returns the least block, in tokens, with which no rank waits for a message."""
-    wish = Wish(named("llama-7b", {}), on, 1, 1)
+    request = TrainingRequest(named("llama-7b", {}), on, 1, 1)
 
     def waits(block: int) -> bool:
-        config = wish.attention(
+        config = request.attention(
             Degrees(cp=RANKS), seq_len=block * RANKS, causal=False, direction="forward",
             partition="contiguous",
         )  # fmt: skip

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from comparison import Row, measured, show
 
 from ringray.lab.predict import cost_model, hardware, transformer
-from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.transformer import Training
@@ -55,9 +55,9 @@ def utilization(name: str, on: Fleet, short: int, long: int, tokens: int) -> Uti
 
     def mfu(context: int, degrees: Degrees, *, messages: bool = True) -> float:
         training = Training(context, max(tokens // context, degrees.dp))
-        wish = Wish(model, on, context, training.sequences)
+        request = TrainingRequest(model, on, context, training.sequences)
         both, forward = (
-            cost_model.predict(wish.attention(degrees, causal=False, direction=which), on)
+            cost_model.predict(request.attention(degrees, causal=False, direction=which), on)
             for which in ("forward+backward", "forward")
         )
         if not messages:

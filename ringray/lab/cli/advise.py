@@ -14,7 +14,7 @@ from ringray.lab.cli.options import STORE, Option, Output, options, write
 from ringray.lab.cli.spec import past_trials
 from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration
-from ringray.lab.predict.advise import Proposal, Wish
+from ringray.lab.predict.advise import Proposal, TrainingRequest
 from ringray.lab.predict.fitting import fitted
 from ringray.lab.predict.transformer import RankMemory
 from ringray.lab.report import tables, words
@@ -64,14 +64,14 @@ def _batch(text: str) -> tuple[int, bool]:
 )
 def advise(arguments: argparse.Namespace) -> int:
     """Prints the fastest ways to train a model, or the longest context that fits."""
-    wish = _wish(arguments)
+    request = _request(arguments)
     if arguments.max_context:
-        answer, shown = _longest(wish)
+        answer, shown = _longest(request)
     else:
-        proposals = advice.advise(wish, arguments.top or _TOP)
-        answer, shown = _fastest(wish, proposals)
+        proposals = advice.advise(request, arguments.top or _TOP)
+        answer, shown = _fastest(request, proposals)
         if arguments.spec:
-            write("--spec", arguments.spec, spec(wish, proposals[0]))
+            write("--spec", arguments.spec, spec(request, proposals[0]))
     if arguments.json:
         write("--json", arguments.json, json.dumps(answer, indent=1) + "\n")
     if arguments.json != "-":
@@ -84,7 +84,7 @@ def advise(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _wish(arguments: argparse.Namespace) -> Wish:
+def _request(arguments: argparse.Namespace) -> TrainingRequest:
     names = {**{name: name for name in DTYPES}, **specs.DTYPE_ALIASES}
     if arguments.dtype not in names:
         raise UserError(unknown("--dtype", arguments.dtype, names))
@@ -117,22 +117,22 @@ def _wish(arguments: argparse.Namespace) -> Wish:
             "tokens, or a number of sequences"
         )
     fixed = {name: number for name in _DEGREES if (number := getattr(arguments, name))}
-    return Wish(model, on, context, sequences, dtype, fixed)
+    return TrainingRequest(model, on, context, sequences, dtype, fixed)
 
 
-def spec(wish: Wish, best: Proposal) -> str:
+def spec(request: TrainingRequest, best: Proposal) -> str:
     """Returns the spec that measures the attention of ``best`` on one of its rings.
 
     Raises:
         SpecError: specs have no ring of that size.
     """
-    config, degrees, on = best.config, best.degrees, wish.on
-    problem, strategy = config.problem, config.strategy
+    config, degrees, on = best.config, best.degrees, request.on
+    problem, strategy, model = config.problem, config.strategy, request.model
     per_node = max(1, on.per_node // degrees.tp)
     nodes = min(on.nodes, -(-degrees.cp // per_node))
-    name = f"{wish.model.name}-{problem.seq_len}-cp{degrees.cp}".replace(" ", "-")
+    name = f"{model.name}-{problem.seq_len}-cp{degrees.cp}".replace(" ", "-")
     text = (
-        f"# Attention of {wish.model.name} on one ring of {degrees} on {on}, as `ringray advise`\n"
+        f"# Attention of {model.name} on one ring of {degrees} on {on}, as `ringray advise`\n"
         f"# proposes it. From a rank of the ring to the next are {degrees.tp} of a node.\n"
         f"version: 1\nname: {name[:64]}\nkind: latency\ncluster: '{on.name}:{nodes}x{per_node}'\n"
         f"ring: {{size: {degrees.cp}, device: {config.ring.device}}}\n"
@@ -146,25 +146,28 @@ def spec(wish: Wish, best: Proposal) -> str:
     return text
 
 
-def _fastest(wish: Wish, proposals: list[Proposal]) -> tuple[dict[str, Any], list[Any]]:
+def _fastest(
+    request: TrainingRequest, proposals: list[Proposal]
+) -> tuple[dict[str, Any], list[Any]]:
     """Returns the answer as JSON, and as lines and a table."""
-    rows = [_row(wish, proposal) for proposal in proposals]
-    alone, ring, best = advice.alone(wish), advice.smallest_ring(wish), proposals[0].time
-    answer = _asked(wish) | {"context": wish.context, "sequences": wish.sequences}
-    answer |= {"one_rank_bytes": alone, "smallest_ring": _row(wish, ring), "proposals": rows}
-    enough = "enough" if alone <= wish.room else "not enough"
-    if math.isinf(wish.room):
+    rows = [_row(request, proposal) for proposal in proposals]
+    alone, ring, best = advice.alone(request), advice.smallest_ring(request), proposals[0].time
+    answer = _asked(request) | {"context": request.context, "sequences": request.sequences}
+    answer |= {"one_rank_bytes": alone, "smallest_ring": _row(request, ring), "proposals": rows}
+    enough = "enough" if alone <= request.usable_bytes else "not enough"
+    if math.isinf(request.usable_bytes):
         enough = "perhaps"
     others = (proposal.time.total / best.total - 1 for proposal in proposals[1:])
     margins = ", ".join(f"{other:.1%}" for other in others)
     shares = {name: value / best.total for name, value in best.parts.items()}
     parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
     before = (
-        f"{wish.model.name} ({wish.model.parameters / 1e9:.3g} billion parameters), "
-        f"{wish.sequences} x {wish.context:,} tokens a step in {wish.dtype} on {wish.on}"
-        f"{words.fitted(wish.on.hardware)}\n{words.linked(wish.on)}\n".replace("\n\n", "\n")
+        f"{request.model.name} ({request.model.parameters / 1e9:.3g} billion parameters), "
+        f"{request.sequences} x {request.context:,} tokens a step "
+        f"in {request.dtype} on {request.on}"
+        f"{words.fitted(request.on.hardware)}\n{words.linked(request.on)}\n".replace("\n\n", "\n")
         + f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
-        f"{_room(wish)} that can be used\n"
+        f"{_usable(request)} that can be used\n"
         f"Ring: {'needed; the smallest' if ring.degrees.cp > 1 else 'not needed; without one'}: "
         f"{ring.degrees} fits, in {ring.time.total / best.total:.2f} x the time of 1\n"
     )
@@ -191,48 +194,56 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     return table
 
 
-def _row(wish: Wish, one: Proposal) -> dict[str, Any]:
-    seconds, config, price = one.time.total, one.config, wish.on.hardware.price
-    tokens_s = wish.sequences * wish.context / seconds
-    hours = wish.on.ranks / 3600 / tokens_s * 1e6  # of ranks, for a million tokens
+def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
+    seconds, config, price = proposal.time.total, proposal.config, request.on.hardware.price
+    tokens_s = request.sequences * request.context / seconds
+    hours = request.on.ranks / 3600 / tokens_s * 1e6  # of ranks, for a million tokens
     return {
-        "degrees": asdict(one.degrees), "transport": config.strategy.transport,
+        "degrees": asdict(proposal.degrees), "transport": config.strategy.transport,
         "partition": config.strategy.partition, "backward": config.strategy.backward,
-        "kept": one.training.kept, "mlp_rows": one.training.mlp_rows, "step_s": seconds,
-        "spread": one.time.spread, "parts_s": one.time.parts, "tokens_per_s": tokens_s,
-        "mfu": one.mfu(wish, wish.model.forward_flops(wish.context)),
-        "mfu_paper": one.mfu(wish, wish.model.paper_flops(wish.context)),
-        "memory_bytes": one.memory.as_dict(), "limit": one.limit(wish.on),
+        "kept": proposal.training.kept, "mlp_rows": proposal.training.mlp_rows, "step_s": seconds,
+        "spread": proposal.time.spread, "parts_s": proposal.time.parts, "tokens_per_s": tokens_s,
+        "mfu": proposal.mfu(request, request.model.forward_flops(request.context)),
+        "mfu_paper": proposal.mfu(request, request.model.paper_flops(request.context)),
+        "memory_bytes": proposal.memory.as_dict(), "limit": proposal.limit(request.on),
         "rank_hours_per_million_tokens": hours,
         "price_per_million_tokens": price and hours * price,
     }  # fmt: skip
 
 
-def _longest(wish: Wish) -> tuple[dict[str, Any], list[Any]]:
+def _longest(request: TrainingRequest) -> tuple[dict[str, Any], list[Any]]:
     """Returns the longest context as JSON, and as lines."""
-    reach = advice.max_context(wish)
+    reach = advice.max_context(request)
     most = max(vars(reach.memory), key=vars(reach.memory).__getitem__)
     limited = f"memory, most of it {most}"
     if reach.longest:
         most, limited = "tokens", f"the length of a sequence, at most {advice.LONGEST:,} tokens"
     text = (
-        f"{wish.model.name} in {wish.dtype} on {wish.on} reaches {reach.context:,} tokens with "
-        f"{reach.degrees}\nLimited by {limited}: {_parts(reach.memory)}, of the {_room(wish)} that "
-        "can be used"
+        f"{request.model.name} in {request.dtype} on {request.on} reaches {reach.context:,} tokens "
+        f"with {reach.degrees}\nLimited by {limited}: {_parts(reach.memory)}, "
+        f"of the {_usable(request)} that can be used"
     )
     answer = {"max_context": reach.context, "degrees": asdict(reach.degrees), "limit": most}
-    return {**_asked(wish), **answer, "memory_bytes": reach.memory.as_dict()}, [text]
+    return {**_asked(request), **answer, "memory_bytes": reach.memory.as_dict()}, [text]
 
 
-def _asked(wish: Wish) -> dict[str, Any]:
-    model = {**asdict(wish.model), "parameters": wish.model.parameters}
-    room = None if math.isinf(wish.room) else wish.room
-    on = {"fitted_trials": wish.on.hardware.fitted, "links": wish.on.linked or None}
-    return {"model": model, "on": str(wish.on), **on, "dtype": wish.dtype, "usable_bytes": room}
+def _asked(request: TrainingRequest) -> dict[str, Any]:
+    model = {**asdict(request.model), "parameters": request.model.parameters}
+    usable = None if math.isinf(request.usable_bytes) else request.usable_bytes
+    on = {"fitted_trials": request.on.hardware.fitted, "links": request.on.linked or None}
+    return {
+        "model": model,
+        "on": str(request.on),
+        **on,
+        "dtype": request.dtype,
+        "usable_bytes": usable,
+    }
 
 
-def _room(wish: Wish) -> str:
-    return "unknown amount" if math.isinf(wish.room) else units.memory(wish.room)
+def _usable(request: TrainingRequest) -> str:
+    return (
+        "unknown amount" if math.isinf(request.usable_bytes) else units.memory(request.usable_bytes)
+    )
 
 
 def _parts(memory: RankMemory) -> str:

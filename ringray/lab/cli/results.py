@@ -93,7 +93,7 @@ def print_answer(console: Console, kind: str, trials: Sequence[TrialRow], cores:
     Prints nothing of kinds whose ranks work alone: those beside a trial's own are no other
     processes.
     """
-    if (facts := KINDS.get(kind)) and facts.ranks_alone:
+    if (facts := KINDS.get(kind)) and facts.independent_ranks:
         return
     say(console, *(f"answer: {line}" for line in verdict.answer(kind, trials)))
     if errors := verdict.predictions(trials):

@@ -242,7 +242,7 @@ def past_trials(named: str | None, but: str = "") -> Iterator[MeasuredTrial]:
         with Store(path, readonly=True) as store:
             for sweep in islice(store.sweeps(), _SWEEPS):
                 kind = KINDS.get(sweep.kind)
-                if sweep.digest == but or kind is None or kind.ranks_alone:
+                if sweep.digest == but or kind is None or kind.independent_ranks:
                     continue
                 for row in store.newest(sweep.digest, NEWEST):
                     if "prediction_ratio" not in row.numbers:

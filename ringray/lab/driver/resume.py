@@ -159,16 +159,16 @@ def _stands(trial: Trial, row: TrialRow, plan: Plan, environment: dict[str, Any]
 
 def _refusals(plan: Plan, cluster: Cluster) -> dict[str, str]:
     """Returns the trials that this cluster can never run, and why; PlaceError if it runs none."""
-    ranks_alone = plan.spec.trial_kind.ranks_alone
+    independent_ranks = plan.spec.trial_kind.independent_ranks
     device, wrong = cluster.device(plan.spec.ring.device), None
-    if ranks_alone and device != plan.device:
+    if independent_ranks and device != plan.device:
         wrong = Reason(
             "ring.device",
             f"got auto, which is {device} on this cluster and {plan.device} where the search was "
             "planned; name it",
         )
     # Ranks that work alone are placed one by one, and all of them at the same time.
-    size = {"ring_size": plan.spec.sweep("ring", "size")[0]} if ranks_alone else {}
+    size = {"ring_size": plan.spec.sweep("ring", "size")[0]} if independent_ranks else {}
     refusals = {
         trial.key: wrong or cluster.refusal(trial.config.changed(**size)) for trial in plan.runnable
     }

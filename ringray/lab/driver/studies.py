@@ -144,7 +144,7 @@ def load_of(
     if not timed(plan.spec.search.objectives[0]):
         return None
     ranks = study.trials[0].config.ring.size
-    if plan.spec.trial_kind.ranks_alone:  # they measure side by side
+    if plan.spec.trial_kind.independent_ranks:  # they measure side by side
         ranks = plan.spec.sweep("ring", "size")[0]
     points = {trial.key: repr(trial.config.changed(replica=0)) for trial in study.trials}
     ended = {key: rows[key] for key in points if key in rows and rows[key].status == "ok"}

@@ -82,7 +82,7 @@ class TrialRunner:
         self._quarantine = Quarantine()
         self._stop = threading.Event()  # set at the end: nothing waits any more
         # Where ranks work alone, as many rings of one run side by side.
-        alone = spec.trial_kind.ranks_alone
+        alone = spec.trial_kind.independent_ranks
         count = spec.sweep("ring", "size")[0] if alone else cluster.side_by_side(plan)
         self._machines: Machines | None = None
         if not alone and count > 1:

@@ -37,12 +37,12 @@ class TrialKind:
 
     ``measures``: the groups of metrics that its trials are compared by. ``searchable``: trials are
     timed run by run, so a search may return to one. ``tunes``: the tuned choice that its best
-    points become, "" for none. ``ranks_alone``: ranks measure different points side by side, as
-    rings of one. ``decodes``: a trial is a step of new tokens, not a pass. ``oracle_passes``: the
-    cost of its fp64 oracle, in passes of the whole problem by one process; 0 for none. ``trains``:
-    a trial is a training, whose repeats are steps. ``reaches``: the longest one that works is
-    searched, by bisection. ``task``: the data that it trains on and is examined with (``TASKS`` of
-    ``ringray.training.tasks``), "" for a corpus.
+    points become, "" for none. ``independent_ranks``: ranks measure different points side by side,
+    as rings of one. ``decodes``: a trial is a step of new tokens, not a pass. ``oracle_passes``:
+    the cost of its fp64 oracle, in passes of the whole problem by one process; 0 for none.
+    ``trains``: a trial is a training, whose repeats are steps. ``bisects_length``: the longest one
+    that works is searched, by bisection. ``task``: the data that it trains on and is examined with
+    (``TASKS`` of ``ringray.training.tasks``), "" for a corpus.
     """
 
     name: str
@@ -50,11 +50,11 @@ class TrialKind:
     measures: tuple[Group, ...]
     searchable: bool = False
     tunes: Literal["strategy", "kernel", ""] = ""
-    ranks_alone: bool = False
+    independent_ranks: bool = False
     decodes: bool = False
     oracle_passes: int = 0
     trains: bool = False
-    reaches: bool = False
+    bisects_length: bool = False
     task: str = ""
 
     def run(self, config: TrialConfig, context: RankContext) -> RankReport:
@@ -70,7 +70,7 @@ _ALL = (
     TrialKind("overlap", f"{_IN}overlap", (*_TIMED, "overlap")),
     TrialKind("decode", f"{_IN}decode", _TIMED, searchable=True, decodes=True),
     TrialKind("train", f"{_IN}train", _TRAINED, trains=True),
-    TrialKind("max-context", f"{_IN}train", _TRAINED, trains=True, reaches=True),
+    TrialKind("max-context", f"{_IN}train", _TRAINED, trains=True, bisects_length=True),
     TrialKind("retrieval", f"{_IN}train", _TRAINED, trains=True, task="lines"),
     TrialKind("in-context-rl", f"{_IN}train", _TRAINED, trains=True, task="point-mass"),
     TrialKind("strategy-tune", f"{_IN}latency", _TIMED, searchable=True, tunes="strategy"),
@@ -80,7 +80,7 @@ _ALL = (
         _TIMED,
         searchable=True,
         tunes="kernel",
-        ranks_alone=True,
+        independent_ranks=True,
     ),
 )
 KINDS = {kind.name: kind for kind in _ALL}

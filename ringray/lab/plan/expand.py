@@ -68,7 +68,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             # The strategies of one problem take turns, replica by replica: a machine drifts.
             axes.setdefault("replica", range(spec.measure.replicas))
         axes[name] = spec.sweep(section, field)
-    if spec.trial_kind.reaches:
+    if spec.trial_kind.bisects_length:
         axes["seq_len"] = _ladder(*limits.check_reach(spec))
     baseline = spec.measure.baseline
     alone = baseline is not None and not BASELINES[baseline.name].on_ring
@@ -142,7 +142,7 @@ def _absolute(path: str | None) -> str | None:
 
 def _searched(kind: TrialKind, chosen: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:
     """Yields the values of the fields that a tuning kind searches at one point of the sweep."""
-    if kind.ranks_alone:
+    if kind.independent_ranks:
         blocks = chosen["blocks"]
         # What is searched is compared with the default.
         cuts = kernel_cuts.cuts(chosen, device) if blocks is None else [blocks]

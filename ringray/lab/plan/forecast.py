@@ -64,13 +64,13 @@ def host(on: Fleet | None, machine: int | None) -> Host | None:
     return None if machine is None else Host(machine, "this machine", RANKS)
 
 
-def room(spec: Spec, config: TrialConfig, host: Host | None) -> MemoryBudget | None:
+def memory_budget(spec: Spec, config: TrialConfig, host: Host | None) -> MemoryBudget | None:
     """Returns the memory that a rank may use, None if that is not known."""
     budgets = []
     if spec.limits.rank_memory is not None:
         budgets.append(MemoryBudget(spec.limits.rank_memory, "limits.rank_memory"))
     if host is not None:
-        alone = spec.trial_kind.ranks_alone
+        alone = spec.trial_kind.independent_ranks
         ranks = min(host.ranks, spec.sweep("ring", "size")[0] if alone else config.ring.size)
         owner = f" of {host.name}" + (f" for each of {ranks} ranks" if ranks > 1 else "")
         budgets.append(MemoryBudget(host.memory / ranks, "problem.seq_len", owner))
@@ -88,7 +88,7 @@ def too_large(
     that may lack it, or ""."""
     pruned, close = list(reasons), []
     for i, (config, cost) in enumerate(zip(configs, costs, strict=True)):
-        if cost is None or (there := room(spec, config, host)) is None:
+        if cost is None or (there := memory_budget(spec, config, host)) is None:
             continue
         peak = cost.peak_memory_bytes
         if peak <= there.size:

@@ -197,27 +197,27 @@ def check_search(spec: Spec) -> None:
         if value is not None and name not in method.options:
             takes = ", ".join(sorted(method.options)) or "none"
             refuse(f"search.{name}", value, f"no {name}: {search.method} takes {takes}")
-    if kind.reaches != method.extreme:
-        fitting = [name for name, one in METHODS.items() if one.extreme == kind.reaches]
+    if kind.bisects_length != method.extreme:
+        fitting = [name for name, other in METHODS.items() if other.extreme == kind.bisects_length]
         refuse("search.method", search.method, f"{' or '.join(fitting)}, for kind {spec.kind}")
-    if kind.reaches and search.objectives != (REACH,):
+    if kind.bisects_length and search.objectives != (REACH,):
         refuse("search.objectives", list(search.objectives), f"{REACH}, for kind {spec.kind}")
     if not kind.searchable:
         if method.exhaustive or method.extreme:
             return
-        kinds = ", ".join(name for name, one in KINDS.items() if one.searchable)
+        kinds = ", ".join(name for name, other in KINDS.items() if other.searchable)
         expected = f"grid, for kind {spec.kind} measures every point ({kinds} can be searched)"
         refuse("search.method", search.method, expected)
     if not method.exhaustive and spec.measure.replicas > 1:
         expected = f"1 with search.method {search.method}, which repeats the better points"
         refuse("measure.replicas", spec.measure.replicas, expected)
-    if kind.ranks_alone and len(sizes := spec.sweep("ring", "size")) > 1:
+    if kind.independent_ranks and len(sizes := spec.sweep("ring", "size")) > 1:
         expected = "one number: how many ranks measure side by side, each alone"
         refuse("ring.size", list(sizes), expected)
     groups = set(kind.measures)
     groups -= set() if spec.measure.warmup else {"memory"}
     groups -= set() if spec.measure.baseline else {"baseline"}
-    measured = [one.name for one in METRICS.values() if one.objective and one.group in groups]
+    measured = [m.name for m in METRICS.values() if m.objective and m.group in groups]
     for objective in search.objectives:
         if objective not in measured:
             expected = f"a metric that its trials measure: {', '.join(measured)}"

@@ -231,7 +231,7 @@ def deadline(trial: Trial, config: TrialConfig, section: LimitsSection) -> Deadl
     if section.trial_timeout is not None and "trial_timeout" in section.model_fields_set:
         return Deadline(timeout, f"limits.trial_timeout: {duration(timeout)}")
     default = f"limits.trial_timeout is {duration(timeout)} by default"
-    if trial.predicted is None or kind.ranks_alone:  # the time of compilers is unknown
+    if trial.predicted is None or kind.independent_ranks:  # the time of compilers is unknown
         return Deadline(timeout, default)
     once = trial.predicted.time_ms / 1e3
     # One process computes the whole problem for the baseline; an oracle does so in fp64.

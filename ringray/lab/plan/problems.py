@@ -13,7 +13,7 @@ from ringray.tuning import table as tuned
 
 def searched(kind: TrialKind) -> tuple[str, ...]:
     """Returns the config fields that are searched, not part of the problem."""
-    if kind.reaches:
+    if kind.bisects_length:
         return ("seq_len",)
     return (*STRATEGY, "threads") if kind.tunes else STRATEGY
 
@@ -25,7 +25,7 @@ def problem_of(trial: Trial) -> str:
         for name, value in trial.config.as_dict().items()
         if name not in (*searched(trial.kind), "replica")
     }
-    if trial.kind.ranks_alone:
+    if trial.kind.independent_ranks:
         fixed["kernel"] = kernel_of(trial.config.strategy.blocks)
     return repr(fixed)
 
@@ -42,7 +42,7 @@ def defaults(trials: Sequence[Trial]) -> list[Trial]:
     """Returns the points of a study that are taken where nothing is tuned, one for each number of
     threads and replica. Of Triton's kernels there is none: their defaults depend on the GPU."""
     cuts = {trial.config.strategy.blocks for trial in trials}
-    if None not in cuts and (len(cuts) > 1 or trials[0].kind.ranks_alone):
+    if None not in cuts and (len(cuts) > 1 or trials[0].kind.independent_ranks):
         return []
     return [
         trial

@@ -41,7 +41,7 @@ _WAYS.insert(0, {"kept": "all", "mlp_rows": None})
 
 
 @dataclass(frozen=True)
-class Wish:
+class TrainingRequest:
     """A training to find a place for. ``sequences``: of a step. ``fixed``: degrees by name."""
 
     model: Model
@@ -52,7 +52,7 @@ class Wish:
     fixed: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def room(self) -> float:
+    def usable_bytes(self) -> float:
         """Returns the bytes that a rank can use; ranks that share cores share their memory."""
         among = self.on.per_node if self.on.shares_cores else 1
         return (self.on.hardware.memory or math.inf) * USABLE / among
@@ -90,12 +90,12 @@ class Proposal(NamedTuple):
     memory: RankMemory
     time: StepTime
 
-    def mfu(self, wish: Wish, flops: float) -> float:
+    def mfu(self, request: TrainingRequest, flops: float) -> float:
         """Returns model FLOPs utilization; ``flops``: of one sequence, forward."""
-        on = wish.on
+        on = request.on
         devices = on.nodes * min(on.per_node, on.hardware.cores or on.per_node)
-        peak = on.hardware.peak[wish.dtype] * devices
-        return 3 * flops * wish.sequences / (self.time.total * peak)
+        peak = on.hardware.peak[request.dtype] * devices
+        return 3 * flops * request.sequences / (self.time.total * peak)
 
     def limit(self, on: Fleet) -> str:
         """Returns what takes most of the time beside useful computation, else compute."""
@@ -111,55 +111,58 @@ class Proposal(NamedTuple):
         return largest if losses[largest] > _MATTERS * self.time.total else "compute"
 
 
-def possible(wish: Wish) -> list[Degrees]:
+def possible(request: TrainingRequest) -> list[Degrees]:
     """Lists the degrees that multiply out; raises UserError, with the rules, if none does."""
-    model, on = wish.model, wish.on
-    divides = {"tp": on.per_node, "pp": model.layers, "dp": wish.sequences, "cp": on.ranks}
+    model, on = request.model, request.on
+    divides = {"tp": on.per_node, "pp": model.layers, "dp": request.sequences, "cp": on.ranks}
     rules = (
         f"TP divides the {on.per_node} ranks of a node, {model.heads} heads, {model.kv_heads} K/V "
-        f"heads and an MLP of {model.intermediate}; PP {model.layers} layers; DP {wish.sequences} "
-        f"sequences of a step; CP is at most {LARGEST}; DP x CP x TP x PP is {on.ranks}"
+        f"heads and an MLP of {model.intermediate}; PP {model.layers} layers; "
+        f"DP {request.sequences} sequences of a step; CP is at most {LARGEST}; "
+        f"DP x CP x TP x PP is {on.ranks}"
     )
 
     def choices(name: str) -> Iterator[int]:
         number = divides[name]
         most = min(number, on.ranks)
-        return (n for n in range(1, most + 1) if number % n == 0 and wish.fixed.get(name, n) == n)
+        return (
+            n for n in range(1, most + 1) if number % n == 0 and request.fixed.get(name, n) == n
+        )
 
     fitting = []
     for tp, pp, dp in itertools.product(*map(choices, ("tp", "pp", "dp"))):
         cp, remaining = divmod(on.ranks, tp * pp * dp)
-        fits = cp and not remaining and wish.fixed.get("cp", cp) == cp
+        fits = cp and not remaining and request.fixed.get("cp", cp) == cp
         if (
             fits
-            and cp <= min(wish.context, LARGEST)
+            and cp <= min(request.context, LARGEST)
             and not any(getattr(model, of) % tp for of in _SPLIT)
         ):
             fitting.append(Degrees(dp, cp, tp, pp))
     if not fitting:
-        asked = ", ".join(f"--{name} {n}" for name, n in wish.fixed.items())
+        asked = ", ".join(f"--{name} {n}" for name, n in request.fixed.items())
         raise UserError(f"{asked or f'--on {on}'}: cannot be; {rules}")
     return fitting
 
 
-def _proposal(wish: Wish, degrees: Degrees, config: TrialConfig) -> Proposal | None:
+def _proposal(request: TrainingRequest, degrees: Degrees, config: TrialConfig) -> Proposal | None:
     """Returns the first way to keep activations that fits into memory, None if none does."""
-    both, exchanged = wish.cost(degrees, config), transformer.exchanged(config)
+    both, exchanged = request.cost(degrees, config), transformer.exchanged(config)
     for way in _WAYS:
-        training = replace(wish.training(way), exchanged=exchanged)
-        memory = transformer.memory(wish.model, degrees, training, both.peak_memory_bytes)
-        if memory.total <= wish.room:
-            forward = wish.cost(degrees, config.changed(direction="forward"))
-            time = transformer.step(wish.model, degrees, training, wish.on, forward, both)
+        training = replace(request.training(way), exchanged=exchanged)
+        memory = transformer.memory(request.model, degrees, training, both.peak_memory_bytes)
+        if memory.total <= request.usable_bytes:
+            forward = request.cost(degrees, config.changed(direction="forward"))
+            time = transformer.step(request.model, degrees, training, request.on, forward, both)
             return Proposal(degrees, training, config, both, memory, time)
     return None
 
 
-def _exchanges(wish: Wish, degrees: Degrees) -> list[str]:
+def _exchanges(request: TrainingRequest, degrees: Degrees) -> list[str]:
     """Lists the transports that fit, those with short walks first, as these are predicted fast.
     Their number, if they need one, is the size of a node's part of the ring."""
-    part = min(degrees.cp, max(1, wish.on.per_node // degrees.tp))
-    heads = degrees.cp, wish.model.heads // degrees.tp, wish.model.kv_heads // degrees.tp
+    part = min(degrees.cp, max(1, request.on.per_node // degrees.tp))
+    heads = degrees.cp, request.model.heads // degrees.tp, request.model.kv_heads // degrees.tp
     folds = {}
     for name, entry in transport.TRANSPORTS.items():
         text = {"name": name, "divisors": f"{name}:{part}"}.get(entry.searched)
@@ -169,19 +172,19 @@ def _exchanges(wish: Wish, degrees: Degrees) -> list[str]:
     return sorted(folds, key=lambda text: -folds[text])
 
 
-def _carried(wish: Wish, degrees: Degrees) -> Proposal | None:
+def _carried(request: TrainingRequest, degrees: Degrees) -> Proposal | None:
     """Returns the proposal with the best transport, None if none fits into memory; tries more only
     while there is something to gain."""
-    config, best = wish.attention(degrees), None
-    for name in _exchanges(wish, degrees):
-        other = _proposal(wish, degrees, config.changed(transport=name))
+    config, best = request.attention(degrees), None
+    for name in _exchanges(request, degrees):
+        other = _proposal(request, degrees, config.changed(transport=name))
         best = min(filter(None, (best, other)), key=_seconds, default=None)
         if best and best.time.ring + best.time.again < _GAIN * _seconds(best):
             break
     return best
 
 
-def _walks(wish: Wish, best: Proposal) -> Proposal:
+def _walks(request: TrainingRequest, best: Proposal) -> Proposal:
     """Returns the best of all partitions, and then of all walks back, where ranks wait."""
     if best.time.ring < _GAIN * _seconds(best):
         return best
@@ -189,7 +192,7 @@ def _walks(wish: Wish, best: Proposal) -> Proposal:
         for value in values:
             chosen: dict[str, Any] = {name: value}
             with suppress(ValueError):  # this transport has no such walk back
-                other = _proposal(wish, best.degrees, best.config.changed(**chosen))
+                other = _proposal(request, best.degrees, best.config.changed(**chosen))
                 best = min(best, other or best, key=_seconds)
     return best
 
@@ -198,74 +201,78 @@ def _seconds(proposal: Proposal) -> float:
     return proposal.time.total
 
 
-def _bound(wish: Wish, degrees: Degrees) -> float:
+def _bound(request: TrainingRequest, degrees: Degrees) -> float:
     """Returns seconds that a step takes at least: attention at its highest rate, no message of the
     ring is waited for, nothing is computed again."""
-    config, known = wish.attention(degrees), []
+    config, per_flops = request.attention(degrees), []
     ways: tuple[tuple[Direction, int], ...] = (("forward", 4), ("backward", 10))
     for direction, factor in ways:
-        rate = rates.find(wish.on.hardware, wish.dtype, config.problem.head_dim, direction)
-        known.append(factor / max(rate.full.max(), rate.causal.max()))
+        rate = rates.find(request.on.hardware, request.dtype, config.problem.head_dim, direction)
+        per_flops.append(factor / max(rate.full.max(), rate.causal.max()))
     ms = (
         config.problem.visible
         * config.problem.head_dim
         * config.problem.heads
         / degrees.cp
-        * sum(known)
+        * sum(per_flops)
         * 1e3
     )
     free = Cost(0, 0, 0, 0, ms, 1.0, ms, ms, 0.0, 0, 0)
-    return transformer.step(wish.model, degrees, wish.training(_WAYS[0]), wish.on, free, free).total
+    return transformer.step(
+        request.model, degrees, request.training(_WAYS[0]), request.on, free, free
+    ).total
 
 
-def advise(wish: Wish, top: int = 3) -> list[Proposal]:
+def advise(request: TrainingRequest, top: int = 3) -> list[Proposal]:
     """Returns the ``top`` fastest proposals of different degrees.
 
     Raises:
         UserError: degrees do not multiply out, or nothing fits into memory.
     """
-    bounds = {degrees: _bound(wish, degrees) for degrees in possible(wish)}
+    bounds = {degrees: _bound(request, degrees) for degrees in possible(request)}
     best_first: list[Proposal] = []
     for degrees in sorted(bounds, key=bounds.__getitem__):
         last = _seconds(best_first[top - 1]) if len(best_first) >= top else math.inf
         if bounds[degrees] > last:
             break
-        if needed(wish, degrees, 0).total > wish.room:
+        if needed(request, degrees, 0).total > request.usable_bytes:
             continue
-        best = _carried(wish, degrees)
+        best = _carried(request, degrees)
         if best and _seconds(best) - best.time.ring < last:
-            best_first = sorted([*best_first, _walks(wish, best)], key=_seconds)
+            best_first = sorted([*best_first, _walks(request, best)], key=_seconds)
     if not best_first:
-        raise _too_large(wish)
+        raise _too_large(request)
     return best_first[:top]
 
 
-def needed(wish: Wish, degrees: Degrees, attention: float | None = None) -> RankMemory:
+def needed(
+    request: TrainingRequest, degrees: Degrees, attention: float | None = None
+) -> RankMemory:
     """Returns the least memory of a rank: layers keep their input, chunks walk a ring;
     ``attention``: bytes of the attention of one layer, if they are known."""
     if attention is None:  # depends on the rows of a rank, not on the ranks
-        few, rows = min(degrees.cp, _FEW), -(-wish.context // degrees.cp)
-        config = wish.attention(degrees, ring_size=few, seq_len=few * rows)
-        attention = wish.cost(degrees, config).peak_memory_bytes
-    return transformer.memory(wish.model, degrees, wish.training(_WAYS[-1]), attention)
+        few, rows = min(degrees.cp, _FEW), -(-request.context // degrees.cp)
+        config = request.attention(degrees, ring_size=few, seq_len=few * rows)
+        attention = request.cost(degrees, config).peak_memory_bytes
+    return transformer.memory(request.model, degrees, request.training(_WAYS[-1]), attention)
 
 
-def alone(wish: Wish) -> float:
+def alone(request: TrainingRequest) -> float:
     """Returns the bytes that one rank by itself needs for a step of one sequence."""
-    return needed(replace(wish, sequences=1), Degrees()).total
+    return needed(replace(request, sequences=1), Degrees()).total
 
 
-def smallest_ring(wish: Wish) -> Proposal:
+def smallest_ring(request: TrainingRequest) -> Proposal:
     """Returns the fastest proposal with the smallest CP that fits; CP 1 is no ring."""
-    for cp in sorted({degrees.cp for degrees in possible(wish)}):
+    for cp in sorted({degrees.cp for degrees in possible(request)}):
         with suppress(UserError):  # does not fit
-            return advise(replace(wish, fixed={**wish.fixed, "cp": cp}), 1)[0]
-    raise _too_large(wish)
+            return advise(replace(request, fixed={**request.fixed, "cp": cp}), 1)[0]
+    raise _too_large(request)
 
 
-def _too_large(wish: Wish) -> UserError:
+def _too_large(request: TrainingRequest) -> UserError:
     """Returns the error with the layout that needs least, and what would help."""
-    every = ((degrees, needed(wish, degrees)) for degrees in possible(wish))
+    every = ((degrees, needed(request, degrees)) for degrees in possible(request))
     best, held = min(every, key=lambda pair: pair[1].total)
     parts = dict(vars(held))
     helps = {
@@ -275,9 +282,10 @@ def _too_large(wish: Wish) -> UserError:
         "working": "more ranks for CP, TP, or a shorter context, which --max-context finds",
     }[max(parts, key=parts.__getitem__)]
     return UserError(
-        f"--context: {wish.context:,} tokens of {wish.model.name} fit into no layout of {wish.on}: "
+        f"--context: {request.context:,} tokens of {request.model.name} "
+        f"fit into no layout of {request.on}: "
         f"the smallest, {best}, takes {units.memory(held.total)} per rank, "
-        f"{units.memory(held.total - wish.room)} more than can be used ("
+        f"{units.memory(held.total - request.usable_bytes)} more than can be used ("
         + ", ".join(f"{name} {units.memory(value)}" for name, value in parts.items())
         + f"); what helps: {helps}"
     )
@@ -293,31 +301,31 @@ class ContextLimit(NamedTuple):
     longest: bool
 
 
-def max_context(wish: Wish) -> ContextLimit:
+def max_context(request: TrainingRequest) -> ContextLimit:
     """Returns the longest context of which one sequence per replica fits, by bisection.
 
     Raises:
         UserError: not even the shortest fits, or the memory of a rank is not known.
     """
-    if math.isinf(wish.room):
-        raise UserError(f"--max-context: the entry of {wish.on.name} has no `memory`, in bytes")
-    sequences = wish.fixed.get("dp", 1)
-    wish = replace(wish, sequences=sequences, context=wish.on.ranks * _UNIT)
-    reaches = (_longest(wish, degrees) for degrees in possible(wish))
-    best = max(reaches, key=lambda reach: reach.context)
+    if math.isinf(request.usable_bytes):
+        raise UserError(f"--max-context: the entry of {request.on.name} has no `memory`, in bytes")
+    sequences = request.fixed.get("dp", 1)
+    request = replace(request, sequences=sequences, context=request.on.ranks * _UNIT)
+    limits = (_longest(request, degrees) for degrees in possible(request))
+    best = max(limits, key=lambda limit: limit.context)
     if not best.context:
-        raise _too_large(wish)
+        raise _too_large(request)
     return best
 
 
-def _longest(wish: Wish, degrees: Degrees) -> ContextLimit:
+def _longest(request: TrainingRequest, degrees: Degrees) -> ContextLimit:
     unit = degrees.cp * _UNIT
 
     def held(count: int) -> RankMemory:
-        return needed(replace(wish, context=count * unit), degrees)
+        return needed(replace(request, context=count * unit), degrees)
 
     low, high = 0, LONGEST // unit + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if held(middle).total <= wish.room else (low, middle)
+        low, high = (middle, high) if held(middle).total <= request.usable_bytes else (low, middle)
     return ContextLimit(low * unit, degrees, held(max(low, 1)), (low + 1) * unit > LONGEST)

@@ -90,7 +90,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         flops += pairs * work.pair_flops * fold
         sent_bytes += work.moved.sent(work.which).bytes(work.weights) * fold
         messages += walks.tensors(work.which) * groups * fold
-    time = ring_time.of_trial(trial, on)
+    time = ring_time.trial_time(trial, on)
     peak = peak_memory.peak(sizes, exchange, walks, backward=config.problem.has_backward)
     by_rank = walks.forward.route.by_rank(visible).sum(1)
     outer_bytes = round(time.outer_bytes)
@@ -114,7 +114,7 @@ def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]
     exchange = config.exchange
     walks = choose_walks(config, exchange)
     trial = _ring_work(config, exchange, walks, on)
-    return ring_time.of_trial(trial, on, range(min(walks.forward.route.ranks, most))).spans
+    return ring_time.trial_time(trial, on, range(min(walks.forward.route.ranks, most))).spans
 
 
 def _seated(config: TrialConfig, on: Fleet) -> Fleet:

@@ -46,9 +46,9 @@ def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
     those on such hardware by this code. It is ``on`` where they are few or explain nothing."""
     covers = calibration.covering(on)
     there = (
-        one
-        for one in trials
-        if _comparable(one.config) and covers(one.environment, one.config.ring.device)
+        trial
+        for trial in trials
+        if _comparable(trial.config) and covers(trial.environment, trial.config.ring.device)
     )
     seen = list(islice(there, NEWEST))
     if len(seen) < LEAST:
@@ -74,17 +74,17 @@ def _comparable(config: TrialConfig) -> bool:
     own, the choices of ``auto`` are not known, and other backends, blocks and scores have other
     rates."""
     strategy = config.strategy
-    known = "auto" not in (strategy.partition, strategy.transport)
+    settled = "auto" not in (strategy.partition, strategy.transport)
     usual = strategy.backend == "auto" and strategy.blocks is None and config.problem.plain
-    return known and usual and config.problem.new_tokens is None and config.training is None
+    return settled and usual and config.problem.new_tokens is None and config.training is None
 
 
-def _where(one: MeasuredTrial, on: Fleet) -> Fleet:
+def _where(trial: MeasuredTrial, on: Fleet) -> Fleet:
     """Returns the part of ``on`` on which a trial ran: as many nodes as its record has, by default
     as few as hold its ring."""
-    ring, hardware = one.config.ring.size, on.hardware
+    ring, hardware = trial.config.ring.size, on.hardware
     least = 1 if on.shares_cores else -(-ring // hardware.ranks_per_node)
-    nodes = (one.environment.get("ring") or {}).get("nodes", least)
+    nodes = (trial.environment.get("ring") or {}).get("nodes", least)
     return replace(on, nodes=nodes, per_node=-(-ring // nodes))
 
 

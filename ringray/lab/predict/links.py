@@ -52,7 +52,7 @@ class ClusterLinks(BaseModel):
     nodes: tuple[LinkedNode, ...]
     pairs: tuple[NodePair, ...]
 
-    def of(self, device: str) -> list[NodePair]:
+    def measured_by(self, device: str) -> list[NodePair]:
         """Returns the pairs that were measured by messages of ``device``."""
         return [pair for pair in self.pairs if pair.error is None and pair.device == device]
 
@@ -68,7 +68,7 @@ class ClusterLinks(BaseModel):
         """Yields a sentence for each slow node, then for each slow pair of others: of bandwidth,
         then of latency."""
         for device in ("cuda", "cpu"):
-            pairs = self.of(device)
+            pairs = self.measured_by(device)
             rates = {pair.nodes: pair.bandwidth for pair in pairs}
             answers = {pair.nodes: 1 / pair.latency for pair in pairs}
             yield from self._slow(rates, _SLOW, "slow to", units.bandwidth)
@@ -95,7 +95,7 @@ class ClusterLinks(BaseModel):
     def link(self, hardware: Hardware) -> Link | None:
         """Returns the link of the node with the slowest usual one, because a ring visits all nodes;
         None if none was measured on such hardware."""
-        pairs = self.of("cuda" if hardware.cores is None else "cpu")
+        pairs = self.measured_by("cuda" if hardware.cores is None else "cpu")
         nodes = {node for pair in pairs for node in pair.nodes}
         if not nodes:
             return None

@@ -51,7 +51,7 @@ class RingTime(NamedTuple):
     spans: dict[int, list[Span]]
 
 
-def of_trial(trial: RingWork, on: Fleet, record: Sequence[int] = ()) -> RingTime:
+def trial_time(trial: RingWork, on: Fleet, record: Sequence[int] = ()) -> RingTime:
     """Returns the time of all passes, one after the other."""
     passes, sizes, exchange, walks, exchanged_bytes = trial
     # Ranks that exchange heads do the same at the same time, so the first stands for all of them.

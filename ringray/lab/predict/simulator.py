@@ -146,9 +146,13 @@ class Cores:
     def __init__(self, fleet: Fleet, ranks: int, per_rank: int = 1) -> None:
         hardware = fleet.hardware
         node = np.array([fleet.node(rank) for rank in range(ranks)])
-        self._nodes = [np.nonzero(node == number)[0] for number in range(node.max() + 1)]
+        nodes = [np.nonzero(node == number)[0] for number in range(node.max() + 1)]
         together = min(fleet.stride, fleet.per_node) * fleet.rings  # ranks that do the same
         self._taken = per_rank * together / (hardware.cores or math.inf)
+        # How much slower the ranks of a node are until the first of them ends, the second, ...
+        self._slower = [
+            (ranks, np.maximum(1.0, np.arange(len(ranks), 0, -1) * self._taken)) for ranks in nodes
+        ]
         self._message, self._byte = hardware.message / 2, hardware.copying / 2
 
     def elapsed(self, seconds: Floats) -> Floats:
@@ -156,11 +160,11 @@ class Cores:
         if len(seconds) * self._taken <= 1:
             return seconds
         ends = np.empty_like(seconds)
-        for some in self._nodes:
-            by_end = some[seconds[some].argsort()]
-            parts = np.diff(seconds[by_end], prepend=0.0)  # between the ends of two ranks
-            still = np.arange(len(some), 0, -1)  # ranks that compute until each of them ends
-            ends[by_end] = (parts * np.maximum(1.0, still * self._taken)).cumsum()
+        for ranks, slower in self._slower:
+            by_end = ranks[seconds[ranks].argsort()]
+            parts = seconds[by_end]  # becomes the work between the ends of two ranks
+            parts[1:] -= parts[:-1].copy()
+            ends[by_end] = (parts * slower).cumsum()
         return ends
 
     def handling(self, ranks: int, messages: Iterable[_Messages], parts: int) -> Floats:

@@ -77,7 +77,7 @@ def answer(kind: str, rows: Sequence[TrialRow]) -> list[str]:
     """Writes the answer of a sweep of some kind, nothing where no point is the fastest: cuts of
     several kernels are no rivals, and of contexts the longest is searched."""
     facts = KINDS.get(kind)
-    return [] if facts and (facts.ranks_alone or facts.reaches) else lines(rows)
+    return [] if facts and (facts.independent_ranks or facts.bisects_length) else lines(rows)
 
 
 def lines(rows: Sequence[TrialRow]) -> list[str]:

@@ -176,7 +176,7 @@ class ActorRing:
     def settle(self, config: TrialConfig, kind: TrialKind) -> tuple[TrialConfig, dict[str, Any]]:
         """Returns ``config`` with every open choice made, the same for all ranks; and the choices
         with their ``source``, empty if there is none but a default for the blocks."""
-        if kind.ranks_alone:  # it is about to be tuned
+        if kind.independent_ranks:  # it is about to be tuned
             return config, {}
         if kind.trains:
             settled, source = training.settled(config, self.place)

@@ -204,7 +204,9 @@ class SearchSection(Fields):
     method: Annotated[
         str,
         one_of(METHODS),
-        Field(description=" ".join(f"{name}: {one.summary}." for name, one in METHODS.items())),
+        Field(
+            description=" ".join(f"{name}: {method.summary}." for name, method in METHODS.items())
+        ),
     ] = "grid"
     objectives: Annotated[tuple[str, ...], Several(one_of(OBJECTIVES), always=True)] = (
         "median_ms",
@@ -258,7 +260,7 @@ class Spec(Fields):
         if not isinstance(data, dict):
             return data
         kind, search = KINDS.get(str(data.get("kind"))), data.get("search", {})
-        if kind is not None and kind.reaches and isinstance(search, dict):
+        if kind is not None and kind.bisects_length and isinstance(search, dict):
             method = next(name for name, method in METHODS.items() if method.extreme)
             data = {**data, "search": {"method": method, "objectives": [REACH], **search}}
         name, tracking = data.get("name"), data.get("tracking", {})

@@ -135,7 +135,7 @@ def test_ranks_share_the_memory_of_their_machine() -> None:
     # The smaller one of both counts.
     low = build(f"{text}limits: {{rank_memory: 1GiB}}\n")
     for memory, field in ((needs, "problem.seq_len"), (4 << 30, "limits.rank_memory")):
-        room = forecast.room(low.spec, low.trials[0].config, forecast.host(None, memory))
+        room = forecast.memory_budget(low.spec, low.trials[0].config, forecast.host(None, memory))
         assert room is not None
         assert (room.size, room.field) == (min(memory / 2, 1 << 30), field)
 
@@ -151,7 +151,7 @@ def test_a_gpu_has_memory_of_its_own() -> None:
     )
     shared = replace(cpu(8), hardware=cpu(8).hardware.model_copy(update={"memory": 8.0}))
     config = build(text).trials[0].config
-    room = forecast.room(build(text).spec, config, forecast.host(shared, None))
+    room = forecast.memory_budget(build(text).spec, config, forecast.host(shared, None))
     assert room is not None
     assert room.size == 4.0
 
@@ -160,7 +160,7 @@ def test_cuts_are_measured_side_by_side_on_one_machine() -> None:
     text = LENGTHS.replace("latency", "kernel-tune").replace("[1k, 64k, 1M]", "1k")
     made = build(text + "strategy: {blocks: 64}\n")
     assert made.trials[0].config.ring.size == 1
-    room = forecast.room(made.spec, made.trials[0].config, forecast.host(None, 100))
+    room = forecast.memory_budget(made.spec, made.trials[0].config, forecast.host(None, 100))
     assert room == (50.0, "problem.seq_len", " of this machine for each of 2 ranks")
 
 
@@ -264,9 +264,9 @@ def test_the_others_get_the_runs_of_beaten_points() -> None:
 
     assert measured(made) == measured(pruned)
     assert SearchSettings(15, 1, 0.25, 0).runs(12) == 3 * 16
-    assert SearchSettings(15, 1, 0.25, 0, beaten=12).runs(12) == 6 * 16
+    assert SearchSettings(15, 1, 0.25, 0, pruned_points=12).runs(12) == 6 * 16
     # The default is measured in any case.
-    assert SearchSettings(15, 1, 0.25, 0, beaten=12, besides=9).runs(12) == 6 * 16 - 9
+    assert SearchSettings(15, 1, 0.25, 0, pruned_points=12, besides=9).runs(12) == 6 * 16 - 9
     assert SearchSettings(15, 1, 0.25, 0, besides=9).runs(12) == 3 * 16
 
 

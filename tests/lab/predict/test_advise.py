@@ -8,16 +8,20 @@ import pytest
 
 from ringray.base.errors import UserError
 from ringray.lab.predict import advise, hardware
-from ringray.lab.predict.advise import Wish
+from ringray.lab.predict.advise import TrainingRequest
 from ringray.models.sizes import named
 from ringray.training.recipe import Degrees
 
 
-def wish(context: int = 1 << 17, sequences: int = 4, fleet: str = "h100:2x8", **given: int) -> Wish:
-    return Wish(named("8b", {}), hardware.parse_fleet(fleet), context, sequences, fixed=given)
+def training_request(
+    context: int = 1 << 17, sequences: int = 4, fleet: str = "h100:2x8", **given: int
+) -> TrainingRequest:
+    return TrainingRequest(
+        named("8b", {}), hardware.parse_fleet(fleet), context, sequences, fixed=given
+    )
 
 
-def with_ports(of: Wish, ranks: int, bandwidth: float) -> Wish:
+def with_ports(of: TrainingRequest, ranks: int, bandwidth: float) -> TrainingRequest:
     outer = of.on.hardware.outer.model_copy(update={"ranks": ranks, "bandwidth": bandwidth})
     return replace(
         of, on=replace(of.on, hardware=of.on.hardware.model_copy(update={"outer": outer}))
@@ -26,39 +30,42 @@ def with_ports(of: Wish, ranks: int, bandwidth: float) -> Wish:
 
 @pytest.mark.parametrize("slow", [False, True])
 def test_no_degrees_are_faster_than_the_advised(slow: bool) -> None:
-    asked = with_ports(wish(), 8, 5e9) if slow else wish()
+    asked = with_ports(training_request(), 8, 5e9) if slow else training_request()
     found = advise.advise(asked, 3)
     every = [
         advise.advise(replace(asked, fixed=vars(degrees)), 1)[0]
         for degrees in advise.possible(asked)
-        if advise.needed(asked, degrees).total <= asked.room
+        if advise.needed(asked, degrees).total <= asked.usable_bytes
     ]
     times = sorted(one.time.total for one in every)
     assert [one.time.total for one in found] == pytest.approx(times[:3])
     for one in every:
         assert advise._bound(asked, one.degrees) <= one.time.total
-        assert one.memory.total <= asked.room
+        assert one.memory.total <= asked.usable_bytes
     assert len({one.degrees for one in found}) == 3
 
 
 def test_degrees_multiply_out() -> None:
-    found = advise.possible(wish())
+    found = advise.possible(training_request())
     assert len(found) == len(set(found))
     for one in found:
         assert one.ranks == 16
         assert 8 % one.tp == 32 % one.pp == 4 % one.dp == 0
     assert Degrees(2, 2, 2, 2) in found
-    assert advise.possible(wish(tp=4, dp=2)) == [Degrees(2, 2, 4, 1), Degrees(2, 1, 4, 2)]
+    assert advise.possible(training_request(tp=4, dp=2)) == [
+        Degrees(2, 2, 4, 1),
+        Degrees(2, 1, 4, 2),
+    ]
 
 
 def test_ranks_of_tp_share_all_heads() -> None:
     model = named("llama-30b", {})  # 52 heads
-    found = advise.possible(Wish(model, hardware.parse_fleet("h100:2x8"), 1 << 17, 4))
+    found = advise.possible(TrainingRequest(model, hardware.parse_fleet("h100:2x8"), 1 << 17, 4))
     assert {one.tp for one in found} == {1, 2, 4}
 
 
 def test_other_walks_are_taken_where_ranks_wait_less() -> None:
-    asked = with_ports(wish(1 << 14, 1, dp=1, cp=16), 8, 5e9)
+    asked = with_ports(training_request(1 << 14, 1, dp=1, cp=16), 8, 5e9)
     best = advise.advise(asked, 1)[0]
     default = asked.attention(best.degrees, transport=best.config.strategy.transport)
     waits = {
@@ -69,7 +76,7 @@ def test_other_walks_are_taken_where_ranks_wait_less() -> None:
 
 
 def test_a_slow_network_is_what_limits() -> None:
-    asked = with_ports(wish(1 << 14, 16), 8, 1e9)
+    asked = with_ports(training_request(1 << 14, 16), 8, 1e9)
     best = advise.advise(replace(asked, fixed={"dp": 1, "pp": 1, "tp": 1}), 1)[0]
     assert "between nodes" in best.limit(asked.on)
     fast = with_ports(asked, 1, 1e12)
@@ -77,31 +84,33 @@ def test_a_slow_network_is_what_limits() -> None:
 
 
 def test_a_ring_is_needed_where_nothing_else_fits() -> None:
-    short = advise.smallest_ring(wish(1 << 14, 16))
+    short = advise.smallest_ring(training_request(1 << 14, 16))
     assert short.degrees.cp == 1
-    long = wish(1 << 22, 1, dp=1, pp=1, tp=1)
+    long = training_request(1 << 22, 1, dp=1, pp=1, tp=1)
     with pytest.raises(UserError):
         advise.advise(replace(long, on=hardware.parse_fleet("h100:8")), 1)
-    few = advise.smallest_ring(wish(1 << 20, 1, fleet="h100:8x8", pp=1, tp=4))
+    few = advise.smallest_ring(training_request(1 << 20, 1, fleet="h100:8x8", pp=1, tp=4))
     assert few.degrees == Degrees(1, 16, 4, 1)
 
 
 def test_the_longest_context_fits_and_no_longer() -> None:
-    asked = wish(1, 1)
+    asked = training_request(1, 1)
     reach = advise.max_context(asked)
-    assert reach.memory.total <= asked.room
+    assert reach.memory.total <= asked.usable_bytes
     at = replace(asked, context=reach.context)
-    assert advise.needed(at, reach.degrees).total <= asked.room
+    assert advise.needed(at, reach.degrees).total <= asked.usable_bytes
     longer = replace(asked, context=int(reach.context * 1.02))
     for degrees in advise.possible(longer):
-        assert advise.needed(longer, degrees).total > asked.room
-    assert advise.max_context(wish(1, 1, fleet="h100:4x8")).context > 1.9 * reach.context
+        assert advise.needed(longer, degrees).total > asked.usable_bytes
+    assert (
+        advise.max_context(training_request(1, 1, fleet="h100:4x8")).context > 1.9 * reach.context
+    )
 
 
 def test_memory_that_no_layout_has() -> None:
     with pytest.raises(UserError, match=r"fit into no layout.*DP 1 x CP 16.*more than can be used"):
-        advise.advise(wish(1 << 24, 1))
-    big = Wish(named("405b", {}), hardware.parse_fleet("h100:1"), 1, 1)
+        advise.advise(training_request(1 << 24, 1))
+    big = TrainingRequest(named("405b", {}), hardware.parse_fleet("h100:1"), 1, 1)
     with pytest.raises(UserError, match="what helps: more ranks"):
         advise.max_context(big)
 
@@ -110,30 +119,32 @@ def test_memory_that_no_layout_has() -> None:
 def test_degrees_that_cannot_be(given: dict[str, int]) -> None:
     name, number = next(iter(given.items()))
     with pytest.raises(UserError, match=f"--{name} {number}.*TP divides the 8 ranks"):
-        advise.advise(replace(wish(), fixed=given))
+        advise.advise(replace(training_request(), fixed=given))
 
 
 def test_ranks_that_share_cores_share_their_memory() -> None:
     cores = hardware.cpu(4).hardware.model_copy(update={"memory": 64e9})
-    asked = replace(wish(), on=hardware.Fleet("local", cores, 1, 4))
-    assert asked.room == pytest.approx(64e9 / 4 * advise.USABLE)
+    asked = replace(training_request(), on=hardware.Fleet("local", cores, 1, 4))
+    assert asked.usable_bytes == pytest.approx(64e9 / 4 * advise.USABLE)
 
 
 def test_rings_are_no_larger_than_specs_allow() -> None:
-    found = advise.possible(wish(1 << 20, 4, "h100:2048x8"))
+    found = advise.possible(training_request(1 << 20, 4, "h100:2048x8"))
     assert max(one.cp for one in found) == advise.LARGEST
     assert {one.ranks for one in found} == {16384}
 
 
 def test_the_longest_context_of_several_replicas() -> None:
-    both, one = (advise.max_context(wish(dp=dp)) for dp in (2, 1))
+    both, one = (advise.max_context(training_request(dp=dp)) for dp in (2, 1))
     assert both.degrees.dp == 2
     assert 0 < both.context < one.context
 
 
 @pytest.mark.parametrize("fixed", [{"dp": 8}, {"cp": 8}, {"tp": 8}, {"pp": 8}, {"dp": 2, "cp": 4}])
 def test_more_ranks_on_one_core_are_no_faster(fixed: dict[str, int]) -> None:
-    asked = Wish(named("8b", {}), hardware.parse_fleet("cpu:8"), 1 << 14, 16, "float32", fixed)
+    asked = TrainingRequest(
+        named("8b", {}), hardware.parse_fleet("cpu:8"), 1 << 14, 16, "float32", fixed
+    )
     few = replace(asked, on=hardware.parse_fleet("cpu:1"), fixed={})
     (best,), (alone,) = advise.advise(asked, 1), advise.advise(few, 1)
     assert best.time.attention + best.time.products >= 0.97 * (
@@ -145,7 +156,7 @@ def test_more_ranks_on_one_core_are_no_faster(fixed: dict[str, int]) -> None:
 
 def test_a_sequence_has_a_longest_length() -> None:
     tiny = named(None, {"layers": 1, "hidden": 64, "heads": 8, "vocab": 64})
-    reach = advise.max_context(Wish(tiny, hardware.parse_fleet("h100:32x8"), 1, 1))
+    reach = advise.max_context(TrainingRequest(tiny, hardware.parse_fleet("h100:32x8"), 1, 1))
     assert reach.longest
     assert reach.context <= advise.LONGEST < reach.context + 256 * 64
-    assert not advise.max_context(wish()).longest
+    assert not advise.max_context(training_request()).longest
