@@ -28,10 +28,13 @@ _PIECES = 4  # pairs of ranges that two ranks have, each of every document
 
 # Fields that trainings do not read, and what a spec has in their place.
 _UNREAD = {
-    "problem.heads": "training.heads", "problem.kv_heads": "training.kv_heads",
-    "problem.head_dim": "training.head_dim", "measure.repeats": "training.steps",
-    "measure.warmup": "0", "measure.baseline": "null",
-}  # fmt: skip
+    "problem.heads": "training.heads",
+    "problem.kv_heads": "training.kv_heads",
+    "problem.head_dim": "training.head_dim",
+    "measure.repeats": "training.steps",
+    "measure.warmup": "0",
+    "measure.baseline": "null",
+}
 
 
 def check_sweep(spec: Spec, axes: Sequence[tuple[str, str, Sequence[Any]]]) -> None:

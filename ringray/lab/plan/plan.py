@@ -121,11 +121,16 @@ def build(
         _check_some(spec, reasons, "; --all plans them all the same")
     trials = tuple(
         Trial(
-            index, _key(spec.kind, config), spec.trial_kind, config, cost, reason,
+            index,
+            _key(spec.kind, config),
+            spec.trial_kind,
+            config,
+            cost,
+            reason,
             _measuring_s(spec.trial_kind, config, cost, on) if cost and not reason else 0.0,
         )
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
-    )  # fmt: skip
+    )
     there = asked is not None or machine is not None  # else the hardware is a guess
     if there and on.hardware.measured and not everything:
         trials = forecast.without_beaten(spec, trials, on.hardware.cores)

@@ -98,10 +98,16 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     both = cost_model.predict(ring, there)
     forward = cost_model.predict(ring.changed(direction="forward"), there)
     how = Training(
-        recipe.seq_len, recipe.sequences, recipe.dtype, recipe.kept, recipe.mlp_rows,
-        recipe.loss_rows, recipe.scores, micro_batch=recipe.micro_batch,
+        recipe.seq_len,
+        recipe.sequences,
+        recipe.dtype,
+        recipe.kept,
+        recipe.mlp_rows,
+        recipe.loss_rows,
+        recipe.scores,
+        micro_batch=recipe.micro_batch,
         threads=config.ring.threads,
-    )  # fmt: skip
+    )
     how = replace(how, fused=not on.shares_cores, exchanged=exchanged(ring))
     time = step(model, degrees, how, on, forward, both)
     calls = model.layers * recipe.sequences // recipe.micro_batch * degrees.tp

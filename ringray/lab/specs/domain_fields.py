@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from ringray.lab.specs.fields import Fields, Kind, Mismatch, known, unquoted, whole
+from ringray.lab.specs.fields import Fields, Kind, Mismatch, check_name, unquoted, whole
 from ringray.lab.specs.yaml_source import Where
 from ringray.transport import TRANSPORTS
 from ringray_kernels.config import Blocks
@@ -45,7 +45,7 @@ def _transport() -> Kind:
 
     def named(value: object) -> object:
         if isinstance(value, str):
-            known(value.partition(":")[0], names)
+            check_name(value.partition(":")[0], names)
         return value
 
     pattern = Field(pattern=f"^({'|'.join(written)})$")
@@ -58,19 +58,19 @@ def _mapping(model: type[BaseModel], expected: Callable[[Where], str]) -> Before
     fields = model.model_fields
     names = f"field{'s' * (len(fields) > 1)} {' and '.join(map(repr, fields))}"
 
-    def given(value: object) -> object:
+    def read(value: object) -> object:
         if not isinstance(value, Mapping):
             return value
         try:
             return model.model_validate(value)
         except ValidationError as error:
             errors = error.errors(include_url=False, include_input=False)
-        unknown = [one["loc"] for one in errors if one["type"] == "extra_forbidden"]
-        if unknown:
-            raise Mismatch(f"only the {names} here", at=unknown[0])
-        raise Mismatch(expected(errors[0]["loc"]), at=errors[0]["loc"])
+        for detail in errors:
+            if detail["type"] == "extra_forbidden":  # an unknown name explains the other errors
+                raise Mismatch(f"only the {names} here", place=detail["loc"])
+        raise Mismatch(expected(errors[0]["loc"]), place=errors[0]["loc"])
 
-    return BeforeValidator(given)
+    return BeforeValidator(read)
 
 
 class Window(Fields):
@@ -85,7 +85,7 @@ class Window(Fields):
 def _window() -> Kind:
     """Returns the kind of null, a number of positions, or ``{left: ..., right: ...}``."""
     length = _LENGTH
-    fields = _mapping(Window, lambda at: f"{length.expected}, null")
+    fields = _mapping(Window, lambda place: f"{length.expected}, null")
     return Kind(
         Annotated[length.type | Window | None, fields],
         f"null (no window), {length.expected}, or {{left: positions before, right: after}}",
@@ -106,7 +106,7 @@ def _documents() -> Kind:
     """Returns the kind of null, a number of documents, or ``{lengths: [...]}``."""
     count = whole(1, _MOST)
     listed = f"a list of lengths in tokens, at most {_MOST}"
-    fields = _mapping(Documents, lambda at: listed if len(at) == 1 else _LENGTH.expected)
+    fields = _mapping(Documents, lambda place: listed if len(place) == 1 else _LENGTH.expected)
     return Kind(
         Annotated[count.type | Documents | None, fields],
         f"null (one document), a number of documents ({count.expected}), "

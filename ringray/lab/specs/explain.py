@@ -25,7 +25,7 @@ def _explain(detail: ErrorDetails, source: Source, model: Model) -> Iterator[Spe
     where = detail["loc"]
     cause = detail.get("ctx", {}).get("error")
     if isinstance(cause, Mismatch):
-        where = (*where, *cause.at)
+        where = (*where, *cause.place)
         hint = cause.hint and f"; {cause.hint}"
         yield source.error(f"got {source.written(where)}, expected {cause.expected}{hint}", where)
     elif detail["type"] == "extra_forbidden":

@@ -46,13 +46,11 @@ class Fields(BaseModel):
 
 
 class Mismatch(ValueError):
-    """A value that a field cannot hold. ``at``: path to it inside the field's value."""
+    """A value that a field cannot hold. ``place``: path to it inside the field's value."""
 
-    def __init__(self, expected: str, *, at: tuple[str | int, ...] = (), hint: str = "") -> None:
+    def __init__(self, expected: str, *, place: tuple[str | int, ...] = (), hint: str = "") -> None:
         super().__init__(expected)
-        self.expected = expected
-        self.at = at
-        self.hint = hint
+        self.expected, self.place, self.hint = expected, place, hint
 
 
 class Kind:
@@ -109,14 +107,14 @@ def one_of(names: Collection[str], aliases: Mapping[str, str] | None = None) -> 
     valid = (*names, *aliases)
 
     def resolve(value: object) -> object:
-        return aliases.get(known(value, valid), value) if isinstance(value, str) else value
+        return aliases.get(check_name(value, valid), value) if isinstance(value, str) else value
 
     enum = Annotated[str, WithJsonSchema({"type": "string", "enum": list(valid)})]
     name = Annotated[str, BeforeValidator(resolve, json_schema_input_type=enum)]
     return Kind(name, f"one of {', '.join(names)}" if len(names) > 1 else names[0])
 
 
-def known(name: str, names: Collection[str]) -> str:
+def check_name(name: str, names: Collection[str]) -> str:
     """Returns ``name``; raises ValueError, with the nearest of ``names``, if it is not in them."""
     if name not in names:
         raise ValueError(suggestion(name, names))
@@ -197,10 +195,9 @@ class Several(Kind):
     Ours, because errors name the element that is wrong or given twice.
     """
 
-    def __init__(self, one: Kind, *, always: bool = False) -> None:
-        super().__init__(one.type, f"{one.expected} or a list of them")
-        self.one = one
-        self.always = always
+    def __init__(self, item: Kind, *, always: bool = False) -> None:
+        super().__init__(item.type, f"{item.expected} or a list of them")
+        self.item, self.always = item, always
 
     def read(self, value: object) -> Any:
         if not isinstance(value, list | tuple):
@@ -211,12 +208,12 @@ class Several(Kind):
         unique: dict[object, None] = {}
         for index, item in enumerate(value):
             try:
-                choice = self.one.read(item)
+                choice = self.item.read(item)
             except Mismatch as mismatch:
-                place = (index, *mismatch.at)
-                raise Mismatch(mismatch.expected, at=place, hint=mismatch.hint) from None
+                place = (index, *mismatch.place)
+                raise Mismatch(mismatch.expected, place=place, hint=mismatch.hint) from None
             if choice in unique:
-                raise Mismatch("each value once", at=(index,))
+                raise Mismatch("each value once", place=(index,))
             unique[choice] = None
         # A list of one measures the same as its value, so both have one normal form.
         return tuple(unique) if self.always or len(unique) > 1 else next(iter(unique))
