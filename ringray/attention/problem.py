@@ -218,8 +218,8 @@ class RankProblem:
         **options: Any,
     ) -> State:
         """Returns attention of ``q`` over ``ranges`` of the keys, merged into ``state``; in
-        ``out_dtype`` after the last of all. ``more``: see
-        ``by_position``; and scales of q, k and v."""
+        ``out_dtype`` after the last of all. ``options``: see ``by_position``; and scales of q,
+        k and v."""
         for start, end in ranges:
             dtype = out_dtype if start is ranges[-1][0] else None
             state = ringray_kernels.forward(

@@ -105,8 +105,9 @@ def live_owners(store: Path) -> list[Owner]:
 def killed_drivers(store: Path) -> list[Owner]:
     """Returns the drivers of this machine that were killed and whose lease files remain."""
     drivers = [path for path in _lease_paths(store) if path.name.endswith(".driver.lock")]
-    named = [_owner_in(path) for path in drivers if owner(path) is None]
-    return [driver for driver in named if driver and driver.is_local]
+    # The name first: a driver that takes the lease meanwhile is alive, and is not returned.
+    named = [(_owner_in(path), owner(path)) for path in drivers]
+    return [driver for driver, alive in named if driver and driver.is_local and alive is None]
 
 
 def remove_leases(store: Path) -> None:

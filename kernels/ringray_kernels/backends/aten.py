@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import composed, fused
-from ringray_kernels.backends.composed import Dropped, Piece
+from ringray_kernels.backends.piece import Dropped, Piece
 from ringray_kernels.checks import TensorKind
 from ringray_kernels.cover import DenseCall, cover
 from ringray_kernels.dropout import factors
@@ -183,9 +183,11 @@ class FusedCalls(Protocol):
         """Returns dq, dk, dv; dk and dv per query head, or summed over those that share them."""
 
 
-def _calls(vendor: FusedCalls | None, q: Tensor, k: Tensor, mask: Tensor | None) -> FusedCalls:
-    """Returns the vendor's kernels if they compute a piece. cuDNN's backward refuses one query row
-    with one key."""
+def _kernels_for(
+    vendor: FusedCalls | None, q: Tensor, k: Tensor, mask: Tensor | None
+) -> FusedCalls:
+    """Returns the vendor's kernels if they compute a piece, else ``fused``. cuDNN's backward
+    refuses one query row with one key."""
     takes = mask is None and q.dtype != torch.float32 and max(q.shape[2], k.shape[2]) > 1
     return vendor if vendor is not None and takes else fused
 
@@ -242,8 +244,8 @@ def _forward_call(
         else:
             own_q, own_k, own_v = _one_width(own_q, own_k, own_v)
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
-            calls = _calls(vendor, own_q, own_k, mask)
-            part, part_lse = calls.forward(own_q, own_k, own_v, piece)
+            kernels = _kernels_for(vendor, own_q, own_k, mask)
+            part, part_lse = kernels.forward(own_q, own_k, own_v, piece)
             part = _part(part, 3, slice(0, v.shape[3]))
         if fresh:
             _part(out, 0, heads).copy_(part)
@@ -319,8 +321,8 @@ def _backward_call(
                 grad_out, own_q, own_k, own_v, _part(out, 0, heads)
             )
             own_k, own_v = (x.expand(-1, group, -1, -1) for x in (own_k, own_v))
-            calls = _calls(vendor, own_q, own_k, mask)
-            parts = calls.backward(grad_out, own_q, own_k, own_v, result, lse_rows, piece)
+            kernels = _kernels_for(vendor, own_q, own_k, mask)
+            parts = kernels.backward(grad_out, own_q, own_k, own_v, result, lse_rows, piece)
             del result
         del grad_out, own_q, own_k, own_v  # padded ones are copies
         part_q = _part(parts[0], 3, slice(0, dq.shape[3]))

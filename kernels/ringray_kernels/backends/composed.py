@@ -9,29 +9,16 @@ Shape legend: E K/V heads of all batch entries, G query heads of each, S rows, D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ringray_kernels.backends.piece import Piece
 from ringray_kernels.bias import LEAST_LSE, Bias
 
 SCORES_AT_ONCE = 1 << 22  # elements
-# Returns the factors of weights, (E, G, rows, keys), of some query rows and keys.
-Dropped = Callable[[slice, slice], Tensor]
-
-
-class Piece(NamedTuple):
-    """How some query rows see some keys: all of them, those up to their own row if ``causal``, or
-    by an additive ``mask`` (Sq, Sk); and what becomes of a score and of a weight."""
-
-    causal: bool
-    mask: Tensor | None
-    scale: float
-    softcap: float | None = None
-    bias: Bias | None = None
-    dropped: Dropped | None = None
 
 
 class _Block(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import aten
-from ringray_kernels.backends.composed import Piece
+from ringray_kernels.backends.piece import Piece
 from ringray_kernels.checks import TensorKind
 
 MAX_HEAD_DIM = 128  # elements; forward alone could take more

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ringray_kernels.api import PLAIN, BackwardOperands, Features, Operands, State
 from ringray_kernels.backends import aten
-from ringray_kernels.backends.composed import Piece
 from ringray_kernels.backends.cudnn import limits, unshared
+from ringray_kernels.backends.piece import Piece
 from ringray_kernels.checks import TensorKind
 
 _VERSION_3 = "flash_attn_interface"

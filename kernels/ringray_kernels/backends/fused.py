@@ -1,7 +1,7 @@
 """PyTorch's fused attention calls that return lse, behind one pair of functions.
 
 Shapes as in SDPA, equal head counts (shared heads by stride 0) and head dims, which on CUDA are
-multiples of ``HEAD_DIM_ALIGNMENT``. Of a piece only mask and scale count.
+multiples of ``HEAD_DIM_ALIGNMENT``. Of a piece only causal, mask and scale count.
 On CPU the flash kernel computes everything; on CUDA it computes bf16 and fp16 without a mask, and
 the memory-efficient kernel the rest.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ringray_kernels.backends.composed import Piece
+from ringray_kernels.backends.piece import Piece
 
 _ops = torch.ops.aten
 _HALF = (torch.bfloat16, torch.float16)

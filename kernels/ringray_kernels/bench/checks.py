@@ -1,6 +1,6 @@
 """Checks before timing: sampled rows of every result against attention computed by definition.
 
-Shape legend: R sampled query rows, K sampled key rows, S rows, D head dim; all of one batch entry.
+Shape legend: R some query rows, K a range of keys, S rows, D head dim; all of one batch entry.
 Computations run in chunks, so that 128k tokens fit, in fp64 or (long 16-bit problems) fp32.
 
 Sampled query rows of the first and the last query head give out and dq. dk and dv of sampled keys

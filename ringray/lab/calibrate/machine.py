@@ -61,7 +61,7 @@ class Size:
     """The extent of a calibration."""
 
     rows: tuple[int, ...]  # of calls
-    head_rows: int  # of all heads of a call, if that are at most ``heads``
+    head_rows: int  # rows of all heads of a call together; at most ``heads`` heads
     heads: int
     hops: tuple[int, ...]  # bytes that a rank sends at once
     rings: tuple[tuple[str, int, int], ...]  # type, rows of a rank, heads; first a tiny one

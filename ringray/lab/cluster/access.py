@@ -86,7 +86,7 @@ def check(address: str) -> None:
     except AuthenticationError as error:
         raise PlaceError(no_token(address, error.message)) from None
     except grpc.RpcError as error:
-        status = error.code().name
+        status = getattr(error.code(), "name", "")
         if status == "UNAUTHENTICATED":
             raise PlaceError(refused_token(address)) from None
         if status in _REFUSALS:  # Ray meets any other error again and reports it

@@ -18,7 +18,7 @@ from ringray.lab.cluster import access, ray_private
 
 PROBE_S = 5.0  # seconds for the address to answer
 CALL_S = 60.0  # seconds for one request; an upload is one
-_EXAMPLE = "http://HOST:8265, the dashboard of the cluster's head"
+_EXAMPLE = "http://HOST:8265, the dashboard of the cluster's head (6379 is its GCS)"
 _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 
 
@@ -95,7 +95,9 @@ def answering(url: str) -> Iterator[None]:
         raise PlaceError(_unknown(url, f"its answer is not JSON: {reason_of(error)}")) from error
     except OSError as error:  # base class of requests' errors
         raise PlaceError(f"the Ray at {url} no longer answers: {reason_of(error)}") from error
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise PlaceError(_unknown(url, "its answer is nested too deeply")) from error
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Of Ray's client, which parses an answer.
         raise PlaceError(_unknown(url, f"its answer has {_last_line(error)}")) from error
     except RuntimeError as error:

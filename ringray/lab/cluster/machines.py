@@ -99,7 +99,7 @@ class Machines:
 
 
 def _group(node: Mapping[str, Any], placement: Placement, taken: int) -> NodeGroup:
-    """Returns a node without the resources of the ranks that have ``taken`` their share."""
+    """Returns what a node has left when ``taken`` ranks have a bundle each."""
     has = node["Resources"]
     free = {name: has.get(name, 0.0) - taken * need for name, need in placement.bundle}
     return NodeGroup("node", free)

@@ -77,7 +77,7 @@ class Schedule:
         self._results: dict[str, Outcome | TrialRow] = dict(done)
         trials = [trial for trial in plan.runnable if trial.key not in refused]
         beaten = [trial for trial in plan.trials if trial.pruned == BEATEN]
-        self._pruned_points = Counter(problem_of(trial) for trial in beaten)
+        self._beaten_points = Counter(problem_of(trial) for trial in beaten)
         self._studies = [self._study(plan, group) for group in studies(trials)]
         self._of = {key: study for study in self._studies for key in study.trials}
         over = {*done, *(not_requested or ())}
@@ -90,7 +90,7 @@ class Schedule:
         usual = defaults(trials) if plan.spec.trial_kind.tunes else []
         half = -(-measure.repeats // 2)
         runs = measure.repeats, measure.warmup, search.share, search.seed or 0
-        pruned = self._pruned_points[problem_of(trials[0])]
+        pruned = self._beaten_points[problem_of(trials[0])]
         besides = len(usual) * (measure.warmup + half)
         settings = SearchSettings(*runs, len(self._objectives), pruned, besides)
         names = searched(plan.spec.trial_kind)

@@ -75,7 +75,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     Raises:
         ValueError: the transport does not fit the ring and heads, or the walk back is impossible.
     """
-    on = _seated(config, on)
+    on = _placed(config, on)
     if config.problem.new_tokens is not None:
         return _decoding(config, config.problem.new_tokens, on)
     exchange = config.exchange
@@ -98,7 +98,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         flops=flops,
         sent_bytes=sent_bytes,
         messages=messages,
-        peak_memory_bytes=int(peak),
+        peak_memory_bytes=peak,
         balance=float(by_rank.mean() / by_rank.max()),
         **times(time.seconds, time.spread),
         exposed_ms=time.exposed * 1e3,
@@ -110,14 +110,14 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
 def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]]:
     """Returns the predicted spans of the first ranks, at ``most`` so many, of the ring in which
     chunks walk."""
-    on = _seated(config, on)
+    on = _placed(config, on)
     exchange = config.exchange
     walks = choose_walks(config, exchange)
     trial = _ring_work(config, exchange, walks, on)
     return ring_time.trial_time(trial, on, range(min(walks.forward.route.ranks, most))).spans
 
 
-def _seated(config: TrialConfig, on: Fleet) -> Fleet:
+def _placed(config: TrialConfig, on: Fleet) -> Fleet:
     """Returns ``on`` with the ranks of ``config`` in their order."""
     if config.ring.order != "shuffled":
         return on

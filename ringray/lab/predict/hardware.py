@@ -148,7 +148,7 @@ class Fleet:
     """``nodes`` machines of ``per_node`` ranks each. ``stride``: ranks of a machine from one rank
     of a ring to its next, where a ring takes a part of each node. ``rings``: of those ranks, that
     compute on each node at a time. ``noise``: None if all ranks are
-    equal. ``order``: the seats of ranks that do not follow the nodes. ``linked``: when and where
+    equal. ``order``: the places of ranks that do not follow the nodes. ``linked``: when and where
     the links between nodes were measured, empty if not."""
 
     name: str
@@ -166,13 +166,13 @@ class Fleet:
         """Returns the ranks of all nodes."""
         return self.nodes * self.per_node
 
-    def seat(self, rank: int) -> int:
+    def place(self, rank: int) -> int:
         """Returns the place of a rank of a ring among those of all nodes."""
         return rank * self.stride if self.order is None else self.order[rank * self.stride]
 
     def node(self, rank: int) -> int:
         """Returns the node of a rank of a ring."""
-        return self.seat(rank) // self.per_node
+        return self.place(rank) // self.per_node
 
     @property
     def shares_cores(self) -> bool:

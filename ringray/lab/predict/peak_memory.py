@@ -222,8 +222,8 @@ def call_rows(sizes: Sizes, moved: Traffic, *, queries_travel: bool) -> tuple[Fl
     """
     need = _needed(moved)
     visible = moved.route.by_rank(moved.visible)
-    rows = np.asarray(sizes.rows, np.float64)
-    other = np.zeros_like(need) + rows
+    rows = float(sizes.rows)
+    other = np.full_like(need, rows)
     if sizes.triangular and sizes.spaced:
         other = need.copy()  # but for one row, at most
     if sizes.runs > 1:

@@ -128,7 +128,7 @@ def _gathering_calls(
     of all ranks in one call. Nothing is merged; owners add up the gradients of their keys."""
     _, keys = peak_memory.call_rows(sizes, work.moved, queries_travel=False)
     keys = keys.sum(1)
-    queries = np.zeros_like(keys) + sizes.rows
+    queries = np.full_like(keys, sizes.rows)
     pairs = work.moved.route.by_rank(work.moved.visible).sum(1).astype(np.float64)
     stepped = sizes.spaced > 0
     seconds = curves.seconds(pairs * work.pair_flops, queries, keys, pairs, stepped)

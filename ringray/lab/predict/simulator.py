@@ -78,7 +78,7 @@ class Ports:
     """
 
     def __init__(self, fleet: Fleet, ranks: int) -> None:
-        first = np.array([fleet.seat(rank) for rank in range(ranks)])
+        first = np.array([fleet.place(rank) for rank in range(ranks)])
         outer, hardware = fleet.hardware.outer, fleet.hardware
         self._node = first // fleet.per_node
         shared = min(outer.ranks, fleet.per_node)  # ranks of a network port
@@ -188,7 +188,7 @@ def simulate(
     """
     moved, which, fleet = work.moved, work.which, ring.fleet
     route, step_of = moved.route, np.array(moved.route.step)
-    ranks, steps = route.ranks, int(moved.steps(which))
+    ranks, steps = route.ranks, moved.steps(which)
     groups = _groups(moved, which)
     computing = np.zeros((steps, ranks))
     np.add.at(computing, step_of, seconds.T)
@@ -265,7 +265,7 @@ class _Recorder:
         self.spans: dict[int, list[Span]] = {rank: [] for rank in ranks}
 
     def messages(self, step: int, message: _Messages, now: Floats) -> None:
-        """Notes the messages of the ranks that begin at step ``at``."""
+        """Notes the messages of the ranks that begin at ``step``."""
         for rank in self.spans:
             ends = message.source, message.to
             for mine, others, word in ((*ends, "to"), (*ends[::-1], "from")):

@@ -284,9 +284,8 @@ def record_pruned(
         elif (
             status is None
             or (status == "pruned" and reason != trial.pruned)
-            or (
-                status != "pruned" and trial.pruned == NOT_REQUESTED
-            )  # measured under another identity
+            # Or it was measured under another identity.
+            or (status != "pruned" and trial.pruned == NOT_REQUESTED)
         ):
             keep_earlier(db, *place)
             point = point_digest({"kind": sweep.kind, **trial.config}, sweep.environment)

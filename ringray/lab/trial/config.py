@@ -265,7 +265,7 @@ def _parts(flat: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def shuffled(size: int, seed: int) -> tuple[int, ...]:
-    """Returns the seats of a ring's ranks, counted in the order of the topology."""
+    """Returns the places of a ring's ranks, counted in the order of the topology."""
     return tuple(random.Random(seed).sample(range(size), size))
 
 

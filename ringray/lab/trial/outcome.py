@@ -24,9 +24,8 @@ UNKNOWN = "unknown"  # kind of a sweep whose digest alone is left
 STATUSES: tuple[Status, ...] = get_args(Status)
 SWEEP_STATUSES: tuple[SweepStatus, ...] = get_args(SweepStatus)
 
-
-# Reasons of pruned points: not requested by the search; prefix of a rank's own reason.
 _LONG_S = 0.5  # time of trials whose load can be told: hosts count their time in steps of 10 ms
+# Reasons of pruned points: not requested by the search; prefix of a rank's own reason.
 NOT_REQUESTED = "search: measured others instead"
 NOT_TRIED = "not tried: "
 LINE_FORMAT = 3  # of a line of ``--json``; lines without one have format 1

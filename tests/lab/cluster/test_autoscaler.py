@@ -244,18 +244,18 @@ def test_nodes_that_boot_cost_no_patience(clock: Any, boots: int) -> None:
     booting = AutoscalerVerdict({"gpu": 2}, {}, False, False, 1, booting=True)
     asked = verdict(1, starting=2)
     clock([asked, *[booting] * boots, asked, None, None, None, None])
-    group, patience = Group(99), WaitLimits(5, lambda text: None)
+    group, wait_limits = Group(99), WaitLimits(5, lambda text: None)
     with pytest.raises(PlaceError, match="after 5 s"):
-        placement_wait.wait(group, 2, {"CPU": 1.0}, patience)
+        placement_wait.wait(group, 2, {"CPU": 1.0}, wait_limits)
     assert group.looks == 5 + boots
-    assert sum(patience.booting) == boots
+    assert sum(wait_limits.booting) == boots
 
 
 def test_a_place_that_others_changed_is_asked_for_anew(clock: Any) -> None:
     clock([verdict(1)] * 10)
-    patience = WaitLimits(60, lambda text: None, moved=iter([False, True]).__next__)
+    wait_limits = WaitLimits(60, lambda text: None, moved=iter([False, True]).__next__)
     with pytest.raises(MovedError):
-        placement_wait.wait(Group(99), 2, {"CPU": 1.0}, patience)
+        placement_wait.wait(Group(99), 2, {"CPU": 1.0}, wait_limits)
 
 
 def test_a_refusal_that_lasts_is_believed_where_nothing_else_is_known(clock: Any) -> None:

@@ -264,9 +264,9 @@ def test_the_others_get_the_runs_of_beaten_points() -> None:
 
     assert measured(made) == measured(pruned)
     assert SearchSettings(15, 1, 0.25, 0).runs(12) == 3 * 16
-    assert SearchSettings(15, 1, 0.25, 0, pruned_points=12).runs(12) == 6 * 16
+    assert SearchSettings(15, 1, 0.25, 0, beaten_points=12).runs(12) == 6 * 16
     # The default is measured in any case.
-    assert SearchSettings(15, 1, 0.25, 0, pruned_points=12, besides=9).runs(12) == 6 * 16 - 9
+    assert SearchSettings(15, 1, 0.25, 0, beaten_points=12, besides=9).runs(12) == 6 * 16 - 9
     assert SearchSettings(15, 1, 0.25, 0, besides=9).runs(12) == 3 * 16
 
 

@@ -41,10 +41,10 @@ class Counted:
     lacks: str | None = None
 
     def __init__(
-        self, capacity: int, placement: Any, timeout: float, patience: Any, avoid: Any = ()
+        self, capacity: int, placement: Any, timeout: float, wait_limits: Any, avoid: Any = ()
     ) -> None:
         self.capacity, self.placement, self.size = capacity, placement, 0
-        self.patience, self.avoid = patience, avoid
+        self.wait_limits, self.avoid = wait_limits, avoid
         self.ranks = [RankInfo("10.0.0.7", "c", PLACE, "", self.lacks)]
         self.alive.append(self)
 
@@ -126,10 +126,10 @@ def test_a_ring_whose_nodes_another_took_meanwhile_has_others(
             *given, avoid, placed = given
             super().__init__(*given, avoid)
             asked.append(sorted(avoid))
-            assert not self.patience.moved()
+            assert not self.wait_limits.moved()
             if len(asked) == 1:
                 assert machines.take("another", self.placement, ["a"])
-                assert self.patience.moved()
+                assert self.wait_limits.moved()
             self.nodes = [next(name for name in "ab" if name not in avoid)] * self.capacity
             try:
                 placed(self.nodes)
@@ -209,7 +209,7 @@ def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> No
     shared = RingPool(Cluster(False, FEW, unknown), read, notes.append)
     shared.take(configs[0], configs)
     (ring,) = rings
-    assert (ring.patience.seconds, ring.patience.will_fit) == (180.0, False)
+    assert (ring.wait_limits.seconds, ring.wait_limits.will_fit) == (180.0, False)
     assert notes == ["starting 64 cpu actors"]
     shared.close()
 

@@ -201,7 +201,7 @@ def hopper_dkv_kernel(
     sums = (batch.to(gl.int64) * heads * group + first_head) * query_rows
     dk += batch.to(gl.int64) * stride_dkb + kv_head.to(gl.int64) * stride_dkh
     dv += batch.to(gl.int64) * stride_dvb + kv_head.to(gl.int64) * stride_dvh
-    # A partition takes its operands in tuples of what goes together.
+    # A warp group takes its operands in tuples of what goes together.
     resident = (k_slots, v_slots, kv_full)
     streamed = (q_slots, do_slots, lse_slots, delta_slots, full, empty)
     tensors = (start, end, dk, dv, scale, log2_scale, stride_dks, stride_dvs)

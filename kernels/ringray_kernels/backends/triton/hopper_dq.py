@@ -158,7 +158,7 @@ def hopper_dq_kernel(
         hopper.load(q_tiles, coordinates, rows_full, q_slots.index(part))
         hopper.load(do_tiles, coordinates, rows_full, do_slots.index(part))
     sums = (batch.to(gl.int64) * heads + head) * query_rows
-    # A partition takes its operands in tuples of what goes together.
+    # A warp group takes its operands in tuples of what goes together.
     streamed = (k_slots, v_slots, full, empty)
     tensors = (start, end, lse + sums, delta + sums, dq + sums * D, scale, log2_scale)
     tile_range = (low, high, leading, whole, count)

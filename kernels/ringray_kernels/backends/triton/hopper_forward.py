@@ -243,7 +243,7 @@ def hopper_forward_kernel(
         mbarrier.init(k_empty.index(slot), count=GROUPS)
         mbarrier.init(v_full.index(slot), count=1)
         mbarrier.init(v_empty.index(slot), count=GROUPS)
-    # A partition takes its operands in tuples of what goes together.
+    # A warp group takes its operands in tuples of what goes together.
     work = (plan, copies, heads)
     slots = (q_slots, k_slots, v_slots)
     barriers = (q_full, k_full, k_empty, v_full, v_empty)

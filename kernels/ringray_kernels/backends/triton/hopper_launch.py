@@ -45,7 +45,7 @@ def _launch(
     """Returns the launch of a kernel over blocks of 128 rows of ``resident``, which see ``bounds``
     of the streamed rows, in tiles of ``tile``.
 
-    ``tiles``: what the copying warp loads, and the rows of each copy; ``arguments``, ``sizes``:
+    ``tiles``: what is loaded by descriptors, and the rows of each load; ``arguments``, ``sizes``:
     those of the kernel after the bounds, and after the heads."""
     start, end = bounds
     batch, heads, _, head_dim = resident.shape
