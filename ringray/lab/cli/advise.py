@@ -213,18 +213,18 @@ def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
 
 def _longest(request: TrainingRequest) -> tuple[dict[str, Any], list[Any]]:
     """Returns the longest context as JSON, and as lines."""
-    reach = advice.max_context(request)
-    most = max(vars(reach.memory), key=vars(reach.memory).__getitem__)
+    limit = advice.max_context(request)
+    most = max(vars(limit.memory), key=vars(limit.memory).__getitem__)
     limited = f"memory, most of it {most}"
-    if reach.longest:
+    if limit.longest:
         most, limited = "tokens", f"the length of a sequence, at most {advice.LONGEST:,} tokens"
     text = (
-        f"{request.model.name} in {request.dtype} on {request.on} reaches {reach.context:,} tokens "
-        f"with {reach.degrees}\nLimited by {limited}: {_parts(reach.memory)}, "
+        f"{request.model.name} in {request.dtype} on {request.on} reaches {limit.context:,} tokens "
+        f"with {limit.degrees}\nLimited by {limited}: {_parts(limit.memory)}, "
         f"of the {_usable(request)} that can be used"
     )
-    answer = {"max_context": reach.context, "degrees": asdict(reach.degrees), "limit": most}
-    return {**_asked(request), **answer, "memory_bytes": reach.memory.as_dict()}, [text]
+    answer = {"max_context": limit.context, "degrees": asdict(limit.degrees), "limit": most}
+    return {**_asked(request), **answer, "memory_bytes": limit.memory.as_dict()}, [text]
 
 
 def _asked(request: TrainingRequest) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from ringray.lab.trial.config import TrialConfig, TrialTraining
 from ringray.lab.trial.faults import BudgetError
 from ringray.lab.trial.measurement import RankReport, peak_memory
 from ringray.lab.trial.metrics import REACH, SCORE
-from ringray.lab.trial.training import of_config
+from ringray.lab.trial.training import from_config
 from ringray.models.sizes import Model
 from ringray.training import mesh as meshes
 from ringray.training.checkpoint import Checkpoints
@@ -35,7 +35,7 @@ from ringray.training.trainer import LossError, Trainer, TrainingStep, check_fac
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Trains on this rank; every rank of the ring calls it at the same time."""
-    model, degrees, recipe = of_config(config)
+    model, degrees, recipe = from_config(config)
     training = config.training
     assert training is not None
     if not dist.is_initialized():  # a ring of one

@@ -110,7 +110,7 @@ def too_large(
 
 def _margin(config: TrialConfig) -> float:
     if config.training is not None:
-        config = training.ring_config(config, training.of_config(config)[1])
+        config = training.ring_config(config, training.from_config(config)[1])
     problem, gathers = config.problem, config.exchange.heads_at_once is not None
     sure = problem.new_tokens is None and problem.mask.plain and not gathers
     return _SURE if sure else _ROUGH

@@ -69,7 +69,7 @@ def impossible(kind: TrialKind, config: TrialConfig) -> Reason | None:
     if reason := _undecodable(kind, config) or _untrainable(kind, config):
         return reason
     if kind.trains:
-        config = training.ring_config(config, training.of_config(config)[1])
+        config = training.ring_config(config, training.from_config(config)[1])
     problem = config.problem
     if kind.oracle_passes:
         scores = 8 * problem.batch * problem.heads * problem.seq_len**2
@@ -104,7 +104,7 @@ def _untrainable(kind: TrialKind, config: TrialConfig) -> Reason | None:
     if reason := _fixed(config, _TRAINS, "a decoder trains without it"):
         return reason
     try:
-        model, degrees, recipe = training.of_config(config)
+        model, degrees, recipe = training.from_config(config)
         check(model, degrees, recipe)
     except ValueError as error:
         name, _, text = str(error).partition(": ")

@@ -81,16 +81,16 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     exchange = config.exchange
     walks = choose_walks(config, exchange)
     fold, visible = exchange.fold, walks.forward.visible
-    trial = _ring_work(config, exchange, walks, on)
-    sizes = trial.sizes
+    ring = _ring_work(config, exchange, walks, on)
+    sizes = ring.sizes
     sent_bytes, messages = _heads_for_rows(config, fold)
     flops, pairs = 0, int(visible.sum())
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
-    for work in trial.passes:
+    for work in ring.passes:
         flops += pairs * work.pair_flops * fold
         sent_bytes += work.moved.sent(work.which).bytes(work.weights) * fold
         messages += walks.tensors(work.which) * groups * fold
-    time = ring_time.trial_time(trial, on)
+    time = ring_time.trial_time(ring, on)
     peak = peak_memory.peak(sizes, exchange, walks, backward=config.problem.has_backward)
     by_rank = walks.forward.route.by_rank(visible).sum(1)
     outer_bytes = round(time.outer_bytes)
@@ -113,8 +113,8 @@ def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]
     on = _placed(config, on)
     exchange = config.exchange
     walks = choose_walks(config, exchange)
-    trial = _ring_work(config, exchange, walks, on)
-    return ring_time.trial_time(trial, on, range(min(walks.forward.route.ranks, most))).spans
+    ring = _ring_work(config, exchange, walks, on)
+    return ring_time.trial_time(ring, on, range(min(walks.forward.route.ranks, most))).spans
 
 
 def _placed(config: TrialConfig, on: Fleet) -> Fleet:

@@ -51,9 +51,9 @@ class RingTime(NamedTuple):
     spans: dict[int, list[Span]]
 
 
-def trial_time(trial: RingWork, on: Fleet, record: Sequence[int] = ()) -> RingTime:
+def trial_time(ring_work: RingWork, on: Fleet, record: Sequence[int] = ()) -> RingTime:
     """Returns the time of all passes, one after the other."""
-    passes, sizes, exchange, walks, exchanged_bytes = trial
+    passes, sizes, exchange, walks, exchanged_bytes = ring_work
     # Ranks that exchange heads do the same at the same time, so the first stands for all of them.
     fleet, hardware = replace(on, stride=on.stride * exchange.fold), on.hardware
     ring = RingRanks(fleet, sizes.threads, record)

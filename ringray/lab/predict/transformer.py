@@ -90,7 +90,7 @@ class RankMemory:
 def predict(config: TrialConfig, on: Fleet) -> Cost:
     """Returns the cost of one step of a training: FLOPs of the model's visible pairs, bytes and
     messages of its rings, and ``memory`` and ``step``."""
-    model, degrees, recipe = training.of_config(config)
+    model, degrees, recipe = training.from_config(config)
     if on.shares_cores:
         on = replace(on, per_node=min(on.per_node, config.ring.size))
     ring = training.ring_config(config, degrees)

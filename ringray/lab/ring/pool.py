@@ -68,7 +68,7 @@ class RingPool:
         size, ring, placement = config.ring.size, self._ring, self.placement(config)
         if ring is None:
             alike = (c.ring.size for c in ahead if self.placement(c) == placement)
-            sizes = () if self._exact(config) else alike
+            sizes = () if self._needs_exact_size(config) else alike
             ring = self._ring = self._started(config, placement, max((size, *sizes)))
         _check_toolchain(ring, config)
         if self._stop.is_set():  # close() may have run before the ring existed
@@ -133,9 +133,9 @@ class RingPool:
             return False
         if self._machines is not None and set(ring.nodes) & set(self._quarantine.nodes):
             return False
-        return ring.capacity == size if self._exact(config) else ring.capacity >= size
+        return ring.capacity == size if self._needs_exact_size(config) else ring.capacity >= size
 
-    def _exact(self, config: TrialConfig) -> bool:
+    def _needs_exact_size(self, config: TrialConfig) -> bool:
         return self._machines is not None or self._cluster.needs_exact_size(config)
 
     def rest(self) -> None:

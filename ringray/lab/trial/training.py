@@ -12,7 +12,7 @@ from ringray.training.tasks import TASKS
 from ringray.tuning.table import Place
 
 
-def of_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
+def from_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
     """Returns what is trained, on which ranks and how.
 
     Raises:
@@ -50,7 +50,7 @@ def settled(config: TrialConfig, place: Place) -> tuple[TrialConfig, str]:
     choice ("" if both were given)."""
     if "auto" not in (config.strategy.partition, config.strategy.transport):
         return config, ""
-    ring, source = resolved(ring_config(config, of_config(config)[1]), place)
+    ring, source = resolved(ring_config(config, from_config(config)[1]), place)
     partition, transport = ring.strategy.partition, ring.strategy.transport
     return config.changed(partition=partition, transport=transport), source
 
@@ -60,7 +60,7 @@ def examination(config: TrialConfig) -> float:
     training = config.training
     if training is None or training.task is None:
         return 0.0
-    model, _, recipe = of_config(config)
+    model, _, recipe = from_config(config)
     flops = sum(map(model.forward_flops, training.examined or [recipe.seq_len]))
     step = 3 * recipe.sequences * model.forward_flops(recipe.seq_len)
     return TASKS[training.task].passes * flops / step

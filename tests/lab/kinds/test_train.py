@@ -20,7 +20,7 @@ from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.ring.actor import Rank
 from ringray.lab.specs.model import parse
 from ringray.lab.trial.faults import BudgetError, stale
-from ringray.lab.trial.training import of_config
+from ringray.lab.trial.training import from_config
 from ringray.training.recipe import Degrees
 from tests.support import place as drive
 from tests.support.place import Place
@@ -43,11 +43,11 @@ def spec(size: int = 2, steps: int = 6, train: str = "", problem: str = "", more
 
 def test_a_plan_counts_steps_of_the_whole_model() -> None:
     made = build(parse(spec(size=4, train=", dp: [1, 2, 4]")))
-    assert [of_config(trial.config)[1] for trial in made.runnable] == [
+    assert [from_config(trial.config)[1] for trial in made.runnable] == [
         Degrees(1, 4), Degrees(2, 2), Degrees(4, 1),
     ]  # fmt: skip
     costs = [trial.predicted for trial in made.runnable]
-    model, _, recipe = of_config(made.runnable[0].config)
+    model, _, recipe = from_config(made.runnable[0].config)
     for cost in costs:
         assert cost is not None
         assert cost.flops == 3 * 4 * model.forward_flops(recipe.seq_len)
@@ -68,7 +68,7 @@ def test_a_plan_counts_steps_of_the_whole_model() -> None:
 
 def test_replicas_of_a_training_are_seeds() -> None:
     made = build(parse(spec(more="measure: {replicas: 3, seed: 5}")))
-    assert [of_config(trial.config)[2].seed for trial in made.runnable] == [5, 6, 7]
+    assert [from_config(trial.config)[2].seed for trial in made.runnable] == [5, 6, 7]
 
 
 def test_an_examination_takes_time_and_may_be_waited_for() -> None:
