@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,7 @@ from ringray.lab.cluster.watch import LOST_S, ClusterWatch
 START_S = 120.0  # seconds for a connection
 CALL_S = 10.0  # seconds for one call of a connected Ray
 PROBE_S = 5.0  # seconds for a cluster's address to answer
+_PAST = 1_700_000_000  # seconds since 1970; November 2023
 
 
 def target(address: str | None) -> str:
@@ -46,10 +48,15 @@ def connect(address: str | None) -> Iterator[Cluster]:
     """
     address = target(address)
     local = address == "local"
+    # Ray's waits end by this clock, and certificates are checked by it.
+    if (now := time.time()) < _PAST:
+        today = time.strftime("%Y-%m-%d", time.gmtime(now))
+        raise PlaceError(f"the clock of this machine says {today}; set it to the present time")
     stack = contextlib.ExitStack()
     try:
         stack.enter_context(_variables())
         if local:
+            _check_loopback()
             servers = stack.enter_context(embedded.started())
             watch = ClusterWatch(embedded.NAME, servers.are_running, 0.0, servers.reason)
         else:
@@ -142,3 +149,15 @@ def _check_answers(address: str) -> None:
         ) from None
     if not address.startswith("ray://"):
         access.check(address)
+
+
+def _check_loopback() -> None:
+    """Raises PlaceError where the processes of an embedded Ray could not reach each other."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.create_connection(listening.getsockname(), timeout=PROBE_S).close()
+    except OSError as error:
+        raise PlaceError(
+            f"a local Ray cannot start: this machine does not reach itself at 127.0.0.1: "
+            f"{reason_of(error)}"
+        ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from typing import TYPE_CHECKING
 
@@ -130,3 +131,20 @@ def test_a_ray_that_does_not_start(
     monkeypatch.setattr("ray.init", lambda **_: time.sleep(3))
     given = ["run", small, "--no-tracking", "--address", "127.0.0.1:9"]
     assert "no answer in 0.1 s" in check_ends(given, capsys, place="127.0.0.1:9")
+
+
+def test_a_clock_of_long_ago(
+    small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connect.time, "time", lambda: 95374007.5)
+    check_ends(["run", small, "--no-tracking"], capsys, place="1973-01-08")
+
+
+def test_a_machine_without_a_network(
+    small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(connect.socket, "create_connection", none)
+    check_ends(["run", small, "--no-tracking"], capsys, place="127.0.0.1: network is unreachable")
