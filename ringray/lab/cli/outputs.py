@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ringray.base import deadline, private_files
 from ringray.base.errors import UserError, reason_of
@@ -29,20 +31,23 @@ def check_outputs(options: Sequence[Option], arguments: argparse.Namespace) -> N
             check_file(output.names[0], name, arguments, folder=output.folder, new=output.new)
 
 
+class Allowed(NamedTuple):
+    """Kinds of files that an output may be. ``folder``, ``new``: as in :class:`Output`; ``binary``:
+    the present file need not be text."""
+
+    folder: bool = False
+    new: bool = False
+    binary: bool = False
+
+
 def check_file(
-    option: str,
-    name: str,
-    arguments: argparse.Namespace,
-    *inputs: Path | None,
-    folder: bool = False,
-    new: bool = False,
-    binary: bool = False,
+    option: str, name: str, arguments: argparse.Namespace, *inputs: Path | None, **allowed: bool
 ) -> None:
     """Checks a file for output before anything is written to it; "-" is stdout.
 
     Args:
         arguments: every file that they name is an input; ``inputs``: further ones.
-        folder, new: as in :class:`Output`; ``binary``: the present file need not be text.
+        allowed: the fields of :class:`Allowed`.
 
     Raises:
         UserError: it is a link, an input or beside one, a file that ringray keeps, no file, holds
@@ -50,49 +55,40 @@ def check_file(
     """
     if name == "-":
         return
-    path = Path(name)
-    stream = deadline.is_stream(path)
-    wrong = _no_file(path, stream, folder)
-    if wrong is None and not stream:
-        wrong = _precious(path, (*inputs, *_inputs(arguments)))
-        wrong = wrong or _in_the_way(path, new, binary, force=new and arguments.force)
-    if wrong:
+    if wrong := _wrong(Path(name), arguments, inputs, Allowed(**allowed)):
         raise UserError(f"{option} {name}: {wrong}")
-    if not stream:
-        check_lasting(option, path)
+    if not deadline.is_stream(Path(name)):
+        check_lasting(option, Path(name))
 
 
-def _no_file(path: Path, stream: bool, folder: bool) -> str | None:
-    if path.is_symlink() and not stream:
+def _wrong(
+    path: Path, arguments: argparse.Namespace, inputs: Sequence[Path | None], allowed: Allowed
+) -> str | None:
+    if path.is_symlink() and not deadline.is_stream(path):
         return f"is a link, to {path.readlink()}; {_WAY_OUT}"
     kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
-    if kind in _WRITABLE or (folder and kind == stat.S_IFDIR):
+    if kind not in ((*_WRITABLE, stat.S_IFDIR) if allowed.folder else _WRITABLE):
+        return "is a folder; name a file in it" if path.is_dir() else f"is no file; {_WAY_OUT}"
+    if deadline.is_stream(path):
         return None
-    return "is a folder; name a file in it" if path.is_dir() else f"is no file; {_WAY_OUT}"
-
-
-def _precious(path: Path, inputs: Sequence[Path | None]) -> str | None:
     place, home = path.resolve(), private_files.home().resolve()
-    for source in (*inputs, home / "store.db", home / "mlflow.db"):
+    for source in (*inputs, *_inputs(arguments), home / "store.db", home / "mlflow.db"):
         if source is not None and _is_of(place, source.resolve()):
             return f"would replace {place}, which is an input or beside one; {_WAY_OUT}"
     if any(place.is_relative_to(home / name) for name in _FOLDERS):
         return f"lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
-    return None
-
-
-def _in_the_way(path: Path, new: bool, binary: bool, force: bool) -> str | None:
     if not path.is_file():
-        lacks = new and not path.parent.is_dir()
+        lacks = allowed.new and not path.parent.is_dir()
         return f"there is no folder {path.parent}; make it first" if lacks else None
     try:
         with private_files.regular(path) as file:
-            holds_text = binary or b"\0" not in file.read(_LOOK)
+            holds_text = allowed.binary or b"\0" not in file.read(_LOOK)
     except OSError as error:
         return f"cannot be read: {reason_of(error)}"
     if not holds_text:
         return f"holds something that is no text; {_WAY_OUT}"
-    return f"exists; {_WAY_OUT}, or give --force" if new and not force else None
+    refused = allowed.new and not arguments.force
+    return f"exists; {_WAY_OUT}, or give --force" if refused else None
 
 
 def _is_of(path: Path, database: Path) -> bool:
@@ -104,11 +100,21 @@ def _is_of(path: Path, database: Path) -> bool:
 
 
 def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
-    """Yields the files that arguments of a command name: SPEC, FILE:SWEEP, FIELD=FILE."""
+    """Yields the files that arguments of a command name, or the spec that one of them names."""
     for name, value in vars(arguments).items():
         if name in (*getattr(arguments, "outputs", ()), "sweep", "sweeps"):
             continue
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str):
-                names = text, text.rpartition(":")[0], text.partition("=")[2]
-                yield from (Path(file) for file in names if os.path.isfile(file))  # noqa: PTH113
+        texts = value if isinstance(value, list) else [value]
+        yield from (file for text in texts if isinstance(text, str) for file in named_files(text))
+        if name == "spec" and os.path.isfile(value):  # noqa: PTH113  it never raises
+            yield from named_files(Path(value).read_text(encoding="utf-8", errors="replace"))
+
+
+def named_files(text: str) -> Iterator[Path]:
+    """Yields the files that exist by a name in ``text``, an argument or a spec."""
+    bare = re.sub(r"(?m)(^|\s)#.*", "", text)  # no comments
+    for word in (text, *re.findall(r"'[^']*'|\"[^\"]*\"|[^\s,'\"[\]{}]+", bare)):
+        word = word.strip("'\"")
+        for name in {word, word.rpartition(":")[0], *re.split("[:=]", word)}:
+            if name and os.path.isfile(name):  # noqa: PTH113  it never raises
+                yield Path(name)

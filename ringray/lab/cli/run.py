@@ -19,7 +19,7 @@ from ringray.base import deadline, provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import AGAIN, MEASURING, SET, SPEC, SWEEP, Option, options, writing
-from ringray.lab.cli.outputs import check_file
+from ringray.lab.cli.outputs import check_file, named_files
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
 from ringray.lab.cli.spec import past_trials
 from ringray.lab.cli.store import open_store
@@ -162,7 +162,8 @@ def execute(plan: Plan, store: Store, arguments: argparse.Namespace) -> int:
     """Runs a plan and prints its summary; returns the exit code."""
     if arguments.json not in (None, "-"):
         place = plan.spec.tracking.uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-        check_file("--json", arguments.json, arguments, store.path, location.sqlite_path(place))
+        used = store.path, location.sqlite_path(place), *named_files(plan.spec.source)
+        check_file("--json", arguments.json, arguments, *used)
     json_path = _json_path(arguments.json)
     screen = _screen(arguments)
     summary = measure(plan, store, arguments, observer(screen), json_path)

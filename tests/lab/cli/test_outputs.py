@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from ringray.base.errors import UserError
 from ringray.lab import cli
 from ringray.lab.cli.options import Option, Output
+from ringray.lab.cli.outputs import check_file
 from ringray.lab.store.store import Store
 from tests.support.small_spec import SMALL, fill
 
@@ -104,7 +107,7 @@ LINES = {
     "tuned": [],
     "examples": ["quickstart"],
 }
-INPUTS = ("small.yaml", "s.db", "hw.yaml", "a.jsonl")
+INPUTS = ("small.yaml", "s.db", "hw.yaml", "a.jsonl", "corpus.bin")
 READ = ("--store", "--import")  # options with the name of a file that is read
 
 
@@ -132,7 +135,9 @@ def inputs(home: Path) -> dict[str, tuple[int, int, bytes]]:
     live.close()
     for ending in ("", "-wal", "-shm"):
         Path(f"copy{ending}").replace(f"s.db{ending}")
-    for name in ("hw.yaml", "a.jsonl", "far"):
+    text = "training: {corpus: corpus.bin, tokenizer: 'my words'}  # --json mine.jsonl\n"
+    Path("small.yaml").write_text(SMALL + text)
+    for name in ("hw.yaml", "a.jsonl", "corpus.bin", "my words", "far", "mine.jsonl"):
         Path(name).write_text(f"of {name}\n")
     return _state()
 
@@ -161,6 +166,8 @@ def test_no_output_follows_a_link_or_replaces_an_input(
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("socket")
     used = [one for word in line for one in INPUTS if word.partition(":")[0] == one]
+    if "small.yaml" in used:
+        used += ["corpus.bin", "my words"]
     bad = ["link", "dangling", "folder-link", "socket", *used, "home/store.db"]
     bad += [] if option.folder else ["home"]
     if "s.db" in used:
@@ -218,3 +225,12 @@ def test_streams_and_devices_are_written_and_stay(
         stream.seek(0)
         assert stream.read().startswith(b"{")
     assert Path("pipe").is_fifo()
+
+
+def test_a_file_that_only_a_comment_names_is_no_input(
+    inputs: dict[str, tuple[int, int, bytes]],
+) -> None:
+    arguments = Namespace(spec="small.yaml")
+    check_file("--json", "mine.jsonl", arguments)
+    with pytest.raises(UserError, match="would replace"):
+        check_file("--json", "my words", arguments)
