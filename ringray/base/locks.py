@@ -185,15 +185,15 @@ class Folder:
     @classmethod
     def from_note(cls, note: Path, text: str) -> Folder | None:
         """Returns what a note names; None if it is of another machine. Raises ValueError."""
-        fields = json.loads(text)
         try:
+            fields = json.loads(text)
             made = cls(Path(fields["folder"]), note)
             made._births = {str(pid): float(when) for pid, when in fields["births"].items()}
             ours = _NAME.fullmatch(made.path.name) and made.path.name == note.stem
             if not ours or not made.path.is_absolute():
                 raise ValueError(made.path.name)
             return made if fields["host"] == socket.gethostname() else None
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ValueError("not a note") from error
 
     def add(self, processes: Iterable[psutil.Process]) -> None:
@@ -219,7 +219,7 @@ class Folder:
 
         running = []
         for pid, birth in self._births.items():
-            with suppress(psutil.Error):
+            with suppress(psutil.Error, ValueError):  # of a number that no process has
                 process = psutil.Process(int(pid))
                 if abs(process.create_time() - birth) < _BIRTH_S:
                     running.append(process)
