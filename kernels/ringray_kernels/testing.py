@@ -20,7 +20,7 @@ BUDGET_FLOOR = 1e-6
 
 
 class Scoring(NamedTuple):
-    """What becomes of scores and weights; ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``) and
+    """Rule for scores and weights; ``softcap``, ``sinks``, ``slopes`` (``alibi_slopes``) and
     ``table`` (``distance_bias``) as in ``ringray.ring_attention``; ``factors``: of weights, (B, Hq,
     S, S), by dropout, see ``dropout_factors``."""
 

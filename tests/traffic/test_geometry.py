@@ -47,17 +47,19 @@ def whole(found: geometry.Pairs, at: tuple[int, int]) -> tuple[int, int] | None:
 
 def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
     layout = Layout(name, padded, ranks)
-    found, cuts = geometry.pairs(layout, mask), geometry.cuts(layout, mask, "keys")
+    counted, cuts = geometry.pairs(layout, mask), geometry.cuts(layout, mask, "keys")
     dealt = rows(name, padded, ranks)
     total = 0
     for query, key, block in blocks(name, padded, ranks, mask):
         case = (name, padded, ranks, mask, query, key)
-        assert found.visible[query, key] == block.sum(), case
+        assert counted.visible[query, key] == block.sum(), case
         bounds = np.searchsorted(dealt[key], cuts[:, key])
-        check_hulls(found, bounds, (query, key), block.any(0))
+        check_hulls(counted, bounds, (query, key), block.any(0))
         total += block.sum()
     # All pairs of ranks together hold each visible pair once.
-    assert found.visible.sum() == total == seen(mask, padded).sum() == geometry.total_visible(mask)
+    assert (
+        counted.visible.sum() == total == seen(mask, padded).sum() == geometry.total_visible(mask)
+    )
 
 
 @pytest.mark.rotating(3)
@@ -79,10 +81,10 @@ def test_any_problem(problem: tuple[str, int, int, Mask]) -> None:
 @given(problems())
 def test_queries_that_travel_are_those_that_see_a_key(problem: tuple[str, int, int, Mask]) -> None:
     name, padded, ranks, mask = problem
-    found = geometry.pairs(Layout(name, padded, ranks), mask, "queries")
+    counted = geometry.pairs(Layout(name, padded, ranks), mask, "queries")
     for query, key, block in blocks(name, padded, ranks, mask):
-        assert found.visible[key, query] == block.sum()
-        check_hulls(found, np.array([0, padded // ranks]), (key, query), block.any(1))
+        assert counted.visible[key, query] == block.sum()
+        check_hulls(counted, np.array([0, padded // ranks]), (key, query), block.any(1))
 
 
 @settings(deadline=None, max_examples=200)
@@ -92,7 +94,7 @@ def test_intervals_cover_each_visible_pair_exactly_once(
 ) -> None:
     """The rows' intervals, which the kernels get, say what the closed forms say."""
     name, padded, ranks, mask = problem
-    found = geometry.pairs(Layout(name, padded, ranks), mask)
+    counted = geometry.pairs(Layout(name, padded, ranks), mask)
     dealt = [torch.from_numpy(one) for one in rows(name, padded, ranks)]
     covered = torch.zeros(padded, padded, dtype=torch.int64)
     for query in range(ranks):
@@ -106,7 +108,7 @@ def test_intervals_cover_each_visible_pair_exactly_once(
                 count += int((end - start).clamp(min=0).sum())
                 for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
                     covered[dealt[query][i], dealt[key][a:b]] += 1
-            assert count == found.visible[query, key]
+            assert count == counted.visible[query, key]
     assert np.array_equal(covered.numpy(), seen(mask, padded).astype(np.int64))
 
 
@@ -183,13 +185,13 @@ def test_documents_of_each_batch_row(
     mask = replace(mask, documents=rows)
     assert mask.rows == (tuple(each) if len(set(rows)) > 1 else (each[0],))
     for travelling in ("keys", "queries"):
-        found = geometry.pairs(Layout(name, padded, ranks), mask, travelling)
+        counted = geometry.pairs(Layout(name, padded, ranks), mask, travelling)
         alone = [geometry.pairs(Layout(name, padded, ranks), row, travelling) for row in mask.rows]
-        assert np.array_equal(found.visible, sum(one.visible for one in alone))
+        assert np.array_equal(counted.visible, sum(one.visible for one in alone))
         for at in np.ndindex(ranks, ranks):
             hulls = [hull for one in alone if (hull := whole(one, at))]
             expected = (min(hulls)[0], max(stop for _, stop in hulls)) if hulls else None
-            assert whole(found, at) == expected
+            assert whole(counted, at) == expected
 
 
 def test_one_mask_has_one_form() -> None:
@@ -225,12 +227,12 @@ def test_numbers_of_32_bits_suffice_where_they_are_taken(
     problem: tuple[Layout, Mask], travelling: geometry.Travelling
 ) -> None:
     uncached = geometry.pairs.__wrapped__
-    found = uncached(*problem, travelling)
+    counted = uncached(*problem, travelling)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(geometry, "_NARROW", 0)
-        for narrow, wide in zip(found, uncached(*problem, travelling), strict=True):
+        for narrow, wide in zip(counted, uncached(*problem, travelling), strict=True):
             assert np.array_equal(narrow, wide)
-    assert found.visible.sum() == geometry.total_visible(problem[1])
+    assert counted.visible.sum() == geometry.total_visible(problem[1])
 
 
 def test_a_million_tokens_cost_no_rows() -> None:
@@ -240,6 +242,6 @@ def test_a_million_tokens_cost_no_rows() -> None:
     mask = Mask(seq_len)
     for name in PARTITIONS:
         padded = padded_length(name, seq_len, 64)
-        found = geometry.pairs(Layout(name, padded, 64), mask)
-        assert int(found.visible.sum()) == seq_len * (seq_len + 1) // 2
+        counted = geometry.pairs(Layout(name, padded, 64), mask)
+        assert int(counted.visible.sum()) == seq_len * (seq_len + 1) // 2
     print(f"{time.perf_counter() - began:.3f} s")

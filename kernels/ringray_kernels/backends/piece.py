@@ -18,8 +18,8 @@ Dropped = Callable[[slice, slice], Tensor]
 
 
 class Piece(NamedTuple):
-    """How some query rows see some keys: all of them, those up to their own row if ``causal``, or
-    by an additive ``mask`` (Sq, Sk); and what becomes of a score and of a weight."""
+    """Rule by which some query rows see some keys: all of them, those up to their own row if
+    ``causal``, or by an additive ``mask`` (Sq, Sk); and what becomes of a score and of a weight."""
 
     causal: bool
     mask: Tensor | None

@@ -52,7 +52,7 @@ class TimedCall(NamedTuple):
 
     @property
     def kind(self) -> tuple[str, int, str, str]:
-        """What calls of one curve have in common."""
+        """Returns the fields that calls of one curve have in common."""
         return self[:4]
 
 

@@ -43,7 +43,7 @@ Recording = tuple[str, int]  # key of a trial, and number in its sweep: 0 until 
 
 @dataclass(frozen=True)
 class Saved:
-    """What was saved of one sweep."""
+    """Trials and facts that were saved of one sweep."""
 
     digest: str
     name: str

@@ -135,7 +135,7 @@ def test_an_autoscaler_that_has_not_spoken_says_nothing() -> None:
 
 
 def test_nodes_on_their_way_are_counted_by_type() -> None:
-    told = autoscaler._verdict(
+    answer = autoscaler._verdict(
         reply(
             pending_instance_requests=[
                 messages.PendingInstanceRequest(ray_node_type_name="gpu", count=2)
@@ -151,9 +151,9 @@ def test_nodes_on_their_way_are_counted_by_type() -> None:
         ),
         GROUP,
     )
-    assert told is not None
-    assert told.booting
-    assert str(told) == (
+    assert answer is not None
+    assert answer.booting
+    assert str(answer) == (
         "3 × gpu starting; 1 × cpu starting; big could not be started: no capacity; "
         "odd could not be started: Ray gives no reason"
     )
@@ -162,9 +162,9 @@ def test_nodes_on_their_way_are_counted_by_type() -> None:
 @pytest.mark.parametrize(("group", "refused"), [(GROUP, True), ("cd" * 18, False)])
 def test_a_refusal_names_its_group(group: str, refused: bool) -> None:
     gang = messages.GangResourceRequest(details=f"{GROUP}:PACK|PENDING")
-    told = autoscaler._verdict(reply(infeasible_gang_resource_requests=[gang]), group)
-    assert told is not None
-    assert told.refused is refused
+    answer = autoscaler._verdict(reply(infeasible_gang_resource_requests=[gang]), group)
+    assert answer is not None
+    assert answer.refused is refused
 
 
 # Waiting
@@ -259,8 +259,8 @@ def test_a_place_that_others_changed_is_asked_for_anew(clock: Any) -> None:
 
 
 def test_a_refusal_that_lasts_is_believed_where_nothing_else_is_known(clock: Any) -> None:
-    said = [verdict(version, refused=True) for version in range(1, 30)]
-    clock(list(said))
+    refusals = [verdict(version, refused=True) for version in range(1, 30)]
+    clock(list(refusals))
     group = Group(99)
     with pytest.raises(PlaceError, match="the autoscaler has no nodes to start for that"):
         placement_wait.wait(

@@ -100,9 +100,9 @@ def test_nodes_that_are_alike_are_one_group() -> None:
 
 
 def test_a_configuration_offers_its_workers_and_the_head_that_there_is() -> None:
-    found = capacity.from_config(CONFIG, EMPTY)
-    assert (found.ranks(GPU), found.ranks({"CPU": 1.0}), found.has("GPU")) == (4, 4, True)
-    assert str(found) == "4 × gpu (1 CPU, 1 GPU)"
+    offer = capacity.from_config(CONFIG, EMPTY)
+    assert (offer.ranks(GPU), offer.ranks({"CPU": 1.0}), offer.has("GPU")) == (4, 4, True)
+    assert str(offer) == "4 × gpu (1 CPU, 1 GPU)"
     head = Capacity((NodeGroup("head", {"CPU": 8.0}, 1, head=True),))
     assert capacity.from_config(CONFIG, head).ranks({"CPU": 1.0}) == 12
     # Nodes that run already are the autoscaler's own: they are not offered twice.
@@ -116,11 +116,11 @@ def test_types_without_a_number_share_that_of_the_cluster() -> None:
         "large": {"resources": {"CPU": 8, "GPU": 8}, "node_config": {}},
         "small": {"resources": GPU, "node_config": {}, "max_workers": 2},
     }
-    found = capacity.from_config(
+    offer = capacity.from_config(
         {"max_workers": 3, "head_node_type": "head", "available_node_types": types}, EMPTY
     )
-    assert found.ranks(GPU) == 24
-    assert str(found).endswith("at most 3 workers in all")
+    assert offer.ranks(GPU) == 24
+    assert str(offer).endswith("at most 3 workers in all")
     alone = {"max_workers": 3, "available_node_types": {"all": types["small"]}}
     assert capacity.from_config(alone, EMPTY).ranks(GPU) == 2
     assert str(capacity.from_config({}, EMPTY)) == "1 × head (no CPU, no GPU)"

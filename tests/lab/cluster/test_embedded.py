@@ -68,11 +68,11 @@ def test_the_reason_is_the_fault_in_rays_log(
     raylet: str, gcs_server: str, why: str, servers: Servers
 ) -> None:
     folder = log(servers, raylet, gcs_server)
-    reason, _, kept = servers.reason("no answer in 3 s").partition("; Ray's logs are in ")
+    reason, _, logs = servers.reason("no answer in 3 s").partition("; Ray's logs are in ")
     assert why in reason
     assert "secret" not in reason
     assert "bug in Ray" not in reason
-    assert Path(kept, "raylet.err").read_text() == (folder / "raylet.err").read_text()
+    assert Path(logs, "raylet.err").read_text() == (folder / "raylet.err").read_text()
 
 
 def test_a_ray_without_logs_has_a_reason(servers: Servers) -> None:
@@ -85,9 +85,9 @@ def test_the_logs_of_the_last_failures_are_kept(servers: Servers, tmp_path: Path
     for day in range(8):
         (home / f"ray-2025010{day}-000000-1").mkdir(parents=True)
     servers.reason()
-    kept = sorted(path.name for path in home.iterdir())
-    assert len(kept) == embedded.LOGS
-    assert not kept[-1].startswith("ray-2025")
+    logs = sorted(path.name for path in home.iterdir())
+    assert len(logs) == embedded.LOGS
+    assert not logs[-1].startswith("ray-2025")
 
 
 def test_logs_of_another_start_say_nothing(servers: Servers) -> None:
@@ -163,7 +163,7 @@ def test_the_ports_of_agents_are_free_and_held() -> None:
 
 
 def dirty(**_: Any) -> None:
-    """What Ray does to the environment while it starts."""
+    """Variables that Ray sets in the environment while it starts."""
     os.environ["PYTHONBREAKPOINT"] = os.environ["RAY_OF_ITS_OWN"] = "x"
     os.environ.pop("RAY_SOMETHING", None)
 

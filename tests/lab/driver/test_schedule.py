@@ -127,7 +127,7 @@ def test_it_finds_the_best_of_each(method: str) -> None:
 def test_halving_waits_with_what_a_sure_prediction_rules_out(
     spread: float, all_of_them: bool
 ) -> None:
-    """How sure it is follows from the interval of the predicted times."""
+    """Its certainty follows from the interval of the predicted times."""
     fleet = cpu(64)
     fleet = replace(fleet, hardware=fleet.hardware.model_copy(update={"spread": spread}))
     text = f"{HEAD}{BODY.replace('[2, 4]', '4')}search: {{method: halving, budget: 1.0}}\n"

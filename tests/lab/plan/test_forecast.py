@@ -260,7 +260,7 @@ def test_the_others_get_the_runs_of_beaten_points() -> None:
     def measured(one: plan.Plan) -> list[int]:
         machine, schedule = Machine(), Schedule(one, {}, {})
         machine.run(schedule)
-        return [len(found.trials) - len(found.not_requested) for found in schedule.found()]
+        return [len(study.trials) - len(study.not_requested) for study in schedule.found()]
 
     assert measured(made) == measured(pruned)
     assert SearchSettings(15, 1, 0.25, 0).runs(12) == 3 * 16

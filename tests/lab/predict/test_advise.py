@@ -46,12 +46,12 @@ def test_no_degrees_are_faster_than_the_advised(slow: bool) -> None:
 
 
 def test_degrees_multiply_out() -> None:
-    found = advise.possible(training_request())
-    assert len(found) == len(set(found))
-    for one in found:
+    degrees = advise.possible(training_request())
+    assert len(degrees) == len(set(degrees))
+    for one in degrees:
         assert one.ranks == 16
         assert 8 % one.tp == 32 % one.pp == 4 % one.dp == 0
-    assert Degrees(2, 2, 2, 2) in found
+    assert Degrees(2, 2, 2, 2) in degrees
     assert advise.possible(training_request(tp=4, dp=2)) == [
         Degrees(2, 2, 4, 1),
         Degrees(2, 1, 4, 2),
@@ -60,8 +60,8 @@ def test_degrees_multiply_out() -> None:
 
 def test_ranks_of_tp_share_all_heads() -> None:
     model = named("llama-30b", {})  # 52 heads
-    found = advise.possible(TrainingRequest(model, hardware.parse_fleet("h100:2x8"), 1 << 17, 4))
-    assert {one.tp for one in found} == {1, 2, 4}
+    degrees = advise.possible(TrainingRequest(model, hardware.parse_fleet("h100:2x8"), 1 << 17, 4))
+    assert {one.tp for one in degrees} == {1, 2, 4}
 
 
 def test_other_walks_are_taken_where_ranks_wait_less() -> None:
@@ -129,15 +129,15 @@ def test_ranks_that_share_cores_share_their_memory() -> None:
 
 
 def test_rings_are_no_larger_than_specs_allow() -> None:
-    found = advise.possible(training_request(1 << 20, 4, "h100:2048x8"))
-    assert max(one.cp for one in found) == advise.LARGEST
-    assert {one.ranks for one in found} == {16384}
+    degrees = advise.possible(training_request(1 << 20, 4, "h100:2048x8"))
+    assert max(one.cp for one in degrees) == advise.LARGEST
+    assert {one.ranks for one in degrees} == {16384}
 
 
 def test_the_longest_context_of_several_replicas() -> None:
-    both, one = (advise.max_context(training_request(dp=dp)) for dp in (2, 1))
+    both, one_replica = (advise.max_context(training_request(dp=dp)) for dp in (2, 1))
     assert both.degrees.dp == 2
-    assert 0 < both.context < one.context
+    assert 0 < both.context < one_replica.context
 
 
 @pytest.mark.parametrize("fixed", [{"dp": 8}, {"cp": 8}, {"tp": 8}, {"pp": 8}, {"dp": 2, "cp": 4}])

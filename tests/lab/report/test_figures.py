@@ -43,7 +43,7 @@ def layers(chart: Any) -> list[dict[str, Any]]:
 
 
 def records(chart: Any, panel: int = 0) -> list[dict[str, Any]]:
-    """What a panel of a chart draws."""
+    """Returns the records that a panel of a chart draws."""
     found = chart.to_dict()
     rows: list[dict[str, Any]] = found["concat"][panel].get("data", found.get("data"))["values"]
     return rows
@@ -88,22 +88,22 @@ def test_lines_have_a_point_per_length_and_the_best_comes_first() -> None:
     (panel,), _ = lines.varying_lengths(data.points(rows), "tflops")
     found = lines.lines(panel, ["partition"], "tflops")
 
-    assert [(one["strategy"], one["length"], one["value"]) for one in found] == [
+    assert [(record["strategy"], record["length"], record["value"]) for record in found] == [
         ("zigzag", 2048, 0.4),
         ("zigzag", 8192, 0.1),
         ("striped", 2048, 0.5),
         ("striped", 8192, 0.05),
     ]
-    for one in found:  # p20 and p80 are 1% beside the median
-        assert one["low"] == pytest.approx(one["value"] / 1.01)
-        assert one["high"] == pytest.approx(one["value"] / 0.99)
+    for record in found:  # p20 and p80 are 1% beside the median
+        assert record["low"] == pytest.approx(record["value"] / 1.01)
+        assert record["high"] == pytest.approx(record["value"] / 0.99)
     least = lines.lines(panel, ["partition"], "median_ms")
-    assert [one["strategy"] for one in least] == ["zigzag", "zigzag", "striped", "striped"]
+    assert [record["strategy"] for record in least] == ["zigzag", "zigzag", "striped", "striped"]
     # The baseline did the same work in 100 ms, beside each of them.
     beside = throughput.baseline(panel)
-    assert {one["strategy"] for one in beside} == {"SDPA with 2 threads"}
-    assert [one["length"] for one in beside] == [2048, 8192]
-    assert [one["value"] for one in beside] == pytest.approx([0.02, 0.02])
+    assert {record["strategy"] for record in beside} == {"SDPA with 2 threads"}
+    assert [record["length"] for record in beside] == [2048, 8192]
+    assert [record["value"] for record in beside] == pytest.approx([0.02, 0.02])
 
 
 def test_throughput_and_memory_have_their_units() -> None:
@@ -116,9 +116,11 @@ def test_throughput_and_memory_have_their_units() -> None:
     assert marks["encoding"]["y"]["scale"] == {"zero": True}
     assert marks["encoding"]["x"]["title"] == "sequence length (tokens)"
     assert marks["encoding"]["x"]["axis"]["values"] == [2048, 8192]
-    assert {one["tokens"] for one in records(small)} == {"2k", "8k"}
-    for one in records(small):
-        assert one["low"] < one["value"] < one["high"] or one["strategy"].startswith("SDPA")
+    assert {record["tokens"] for record in records(small)} == {"2k", "8k"}
+    for record in records(small):
+        assert record["low"] < record["value"] < record["high"] or record["strategy"].startswith(
+            "SDPA"
+        )
     large = [row(i, timed(0.01, 9000.0), seq_len=1024 << i) for i in range(3)]
     fast, wide = throughput.draw(data.points(large)), memory.draw(data.points(large))
     assert fast is not None
@@ -144,7 +146,7 @@ def test_speed_up_is_one_over_the_ratio() -> None:
     drawn = speedup.draw(points)
     assert drawn is not None
     assert drawn.to_dict()["title"]["text"] == "Speed-up over SDPA with 2 threads"
-    assert [one["value"] for one in records(drawn)] == pytest.approx([1.25, 0.8, 2.0])
+    assert [record["value"] for record in records(drawn)] == pytest.approx([1.25, 0.8, 2.0])
     assert layers(drawn)[0]["encoding"]["y"]["sort"] == found.names
     alone = [row(i, timed(5.0 + i, baseline=None), partition=p) for i, p in enumerate("ab")]
     assert speedup.draw(data.points(alone)) is None
@@ -155,8 +157,8 @@ def test_the_front_is_what_nothing_beats() -> None:
     rows = [row(i, timed(ms, mib), transport=f"t{i}") for i, (ms, mib) in enumerate(places)]
     drawn = pareto.draw(data.points(rows))
     assert drawn is not None
-    front = [one for one in records(drawn) if one["of"] == "Pareto front"]
-    assert {one["strategy"] for one in front if "align" in one} == {"t0", "t1", "t4"}
+    front = [record for record in records(drawn) if record["of"] == "Pareto front"]
+    assert {record["strategy"] for record in front if "align" in record} == {"t0", "t1", "t4"}
     assert len(front) == 3
     same = [row(i, timed(5.0 + i), partition=p) for i, p in enumerate("ab")]
     assert pareto.draw(data.points(same)) is None, "memory does not vary"
@@ -164,7 +166,7 @@ def test_the_front_is_what_nothing_beats() -> None:
 
 def test_tiles_are_query_rows_by_key_rows_of_each_kernel() -> None:
     found, left_out = blocks.maps(data.points(tiles()))
-    assert [one.title for one in found] == ["forward", "dkv"]
+    assert [record.title for record in found] == ["forward", "dkv"]
     assert left_out == 0
     forward = found[0]
     assert (forward.x, forward.y, forward.default_ms) == ("key rows", "query rows", 6.0)
@@ -190,10 +192,10 @@ def test_what_aten_cuts_is_shown_by_threads() -> None:
     assert drawn is not None
     cells = records(drawn)
     assert len(cells) == 6
-    assert min(one["value"] for one in cells) == 1.0
+    assert min(record["value"] for record in cells) == 1.0
     slow = grid(blocks=[64, 128], seq_len=[1024, 2048])
     maps, _ = blocks.maps(data.points([row(i, timed(5.0), **p) for i, p in enumerate(slow)]))
-    assert [one.title for one in maps] == ["1,024 tokens", "2,048 tokens"]
+    assert [record.title for record in maps] == ["1,024 tokens", "2,048 tokens"]
 
 
 def test_ids_of_a_figure_are_its_own_in_a_page() -> None:
@@ -202,7 +204,9 @@ def test_ids_of_a_figure_are_its_own_in_a_page() -> None:
     svg = style.picture(drawn, "its").svg
     ids = set(re.findall(r'\bid="([^"]+)"', svg))
     assert ids
-    assert all(one.startswith("its-") for one in ids), "those of Vega in the page have no name"
+    assert all(record.startswith("its-") for record in ids), (
+        "those of Vega in the page have no name"
+    )
     assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= ids
 
 
@@ -210,7 +214,9 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     drawn = predicted.draw(data.points(predictions()))
     assert drawn is not None
     time, memory_panel = records(drawn, 0), records(drawn, 1)
-    assert [one["y"] / one["x"] for one in (*time, *memory_panel)] == pytest.approx([1.1] * 32)
+    assert [record["y"] / record["x"] for record in (*time, *memory_panel)] == pytest.approx(
+        [1.1] * 32
+    )
     assert memory_panel[0]["y"] == 10.0
     line, marks = layers(drawn)
     assert line["encoding"]["x"]["datum"] == line["encoding"]["y"]["datum"]
@@ -227,9 +233,11 @@ def test_balance_shows_the_fastest_first_and_every_part_of_hops_and_ranks() -> N
         for partition in ("zigzag", "contiguous")
         for what in ("slowest rank of each hop", "sums of each rank")
     ]
-    ranks = [(one["bar"], one["ms"]) for one in records(drawn, 1) if one["part"] == "compute"]
+    ranks = [
+        (record["bar"], record["ms"]) for record in records(drawn, 1) if record["part"] == "compute"
+    ]
     assert ranks == [("0", 9.0), ("1", 10.0)]
-    found = [(one["bar"], one["part"], one["ms"]) for one in records(drawn)]
+    found = [(record["bar"], record["part"], record["ms"]) for record in records(drawn)]
     assert found[6:] == [
         ("forward, hop 2", "compute", 5.0),
         ("forward, hop 2", "transfer", 1.0),
@@ -246,7 +254,7 @@ def test_curves_are_thinned_and_end_where_the_training_ended() -> None:
     assert thin[-1] == (6000, 5999.0)
     drawn = curves.draw([point, best])
     assert drawn is not None
-    names = [one["strategy"] for one in records(drawn)]
+    names = [record["strategy"] for record in records(drawn)]
     assert list(dict.fromkeys(names)) == ["1024", "512"], "the least loss first"
 
 

@@ -100,7 +100,7 @@ def test_a_page_without_pictures_is_small() -> None:
 
 
 def test_tables_and_figures_scroll_in_their_own_boxes() -> None:
-    """What holds without a browser; tests/browser measures it at 400 and 1,280 pixels."""
+    """Properties that hold without a browser; tests/browser measures it at 400 and 1,280 pixels."""
     style = page.render("a page", [page.Section("one", [page.PageTable("t", ["#"], [["1"]])])])
     rules: dict[str, str] = {}
     screen, _, paper = style.partition("@media print")

@@ -1,4 +1,4 @@
-"""What a trial measured before stays in the store, through everything that happens to it."""
+"""Earlier measurements of a trial stay in the store, through everything that happens to it."""
 
 from __future__ import annotations
 
