@@ -164,7 +164,7 @@ def over_links() -> list[str]:
 
 FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
     (
-        "README.md",
+        "docs/concepts.md",
         """all {} combinations are within the budget; the worst tensor uses {} of it in float32,
         {} in bfloat16 and {} in float16""",
         correctness,
@@ -179,7 +179,7 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         )
     ),
     (
-        "README.md",
+        "docs/concepts.md",
         """rings of 4 and 8 take {} and {} times SDPA's time in float32 (forward and backward),
         {} and {} times in bfloat16, with {} and {} MiB per rank""",
         ring_sizes,
@@ -191,7 +191,7 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         decoding,
     ),
     (
-        "README.md",
+        "docs/concepts.md",
         """158 figures that others published: the median error is {}, where a null model that
         knows the rate of one device alone has {}; on rings {} against {}, and {} of them""",
         lambda: [*published("rows")[::3], *published("rings")[::3], published("rings")[2]],

@@ -127,7 +127,7 @@ def test_bytes_of_a_position_are_those_of_the_page() -> None:
 def test_causal_shares_are_those_of_the_table() -> None:
     whole = 4 * 3 * 16
     assert (rows("contiguous"), rows("zigzag")) == (whole / 2, whole * 3 / 4)
-    page = text("README.md")
+    page = text("docs/models.md")
     assert "| one block per rank | grows with the rank; sends half the rows |" in page
     assert "even; sends a quarter less |" in page
 
@@ -334,8 +334,8 @@ def test_files_that_pages_and_comments_name_exist(top: str) -> None:
                 assert ELSEWHERE.search(name) or (REPOSITORY / name).exists(), (path, name)
 
 
-def test_readme_names_every_option_of_the_op() -> None:
-    page = text("README.md").partition("Options of `ring_attention`:")[2].partition("`return_lse`")
+def test_page_names_every_option_of_the_op() -> None:
+    page = text("docs/models.md").partition("Options of `ring_attention`:")[2].partition("`return_lse`")
     named = set(re.findall(r"`(\w+)`", page[0] + page[1]))
     taken = set(inspect.signature(ringray.ring_attention).parameters)
     assert named == taken - {"q", "k", "v", "group", "causal", "dropout_seed"}
