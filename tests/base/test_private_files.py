@@ -312,7 +312,7 @@ print(folder.exists(), "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" in os.environ)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_embedded_ray_is_this_users_alone(tmp_path: Path) -> None:
     """All that driver, Ray, ranks and their stores listen on is the loopback, and strangers of the
     same machine reach neither sockets nor logs."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOLDER = REPOSITORY / "cluster" / "mlflow"
 PASSWORDS = {"admin": "an admin's password", "session": "a key of sessions"}
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 def status(url: str, host: str | None = None) -> int:

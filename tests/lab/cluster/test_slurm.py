@@ -92,7 +92,7 @@ def test_a_sweep_runs_on_all_nodes_and_leaves_none(place: Place, network: tuple[
         assert "--num-cpus=1 --num-gpus=0" in line
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_exit_code_is_that_of_the_sweep(place: Place) -> None:
     """1: a trial failed."""
     spec = place.spec(tiny("late", timeout="1s", repeats=1000, seq_len=1024, retries=0))
@@ -102,7 +102,7 @@ def test_the_exit_code_is_that_of_the_sweep(place: Place) -> None:
     slurm.check_nothing_is_left(place)
 
 
-@pytest.mark.chaos
+@pytest.mark.exhaustive
 def test_a_cancelled_job_ends_as_ctrl_c_does(place: Place) -> None:
     """Slurm signals the script and the task of each node at the same time."""
     spec = place.spec(tiny("cancelled", replicas=MANY, repeats=30))

@@ -248,7 +248,7 @@ def fresh(tmp_path: Path) -> Iterator[Place]:
     yield from drive.place(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rings_that_no_machine_holds(fresh: Place) -> None:
     spec = fresh.spec(tiny("huge", size="[500, 600]"))
     done = fresh.run("run", spec)

@@ -111,7 +111,7 @@ def test_tuned_and_taken(place: Place) -> None:
     assert "connecting" in anew.out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_measure_cuts_side_by_side_and_rings_take_the_best(place: Place) -> None:
     first = place.run("tune", place.spec(CUT), "--no-tracking", "--json", "cut.jsonl")
     assert first.code == 0, first.err

@@ -46,7 +46,8 @@ def cases() -> Iterator[Any]:
     for (name, kind), mask in itertools.product(BASELINES.items(), MASKS):
         slow = name == "flex" and mask != MASKS[-1]
         if not kind.on_ring:
-            yield pytest.param(name, mask, id=f"{name}-{mask}", marks=[pytest.mark.slow] * slow)
+            marks = [pytest.mark.exhaustive] if slow else []
+            yield pytest.param(name, mask, id=f"{name}-{mask}", marks=marks)
 
 
 @pytest.mark.parametrize(("name", "mask"), list(cases()))

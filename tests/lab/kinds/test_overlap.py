@@ -253,7 +253,7 @@ def swept(place: Place) -> Swept:
     return Swept(first, written, place.run("run", file), traces(place))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_sweep_records_it(swept: Swept, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert swept.first.code == 0, swept.first.err
     rows = place.trials("over")
@@ -314,7 +314,7 @@ def test_a_second_run_keeps_them(swept: Swept) -> None:
     assert swept.written_again == swept.written
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_without_tracking_traces_are_written_too(tmp_path: Path) -> None:
     for alone in drive.place(tmp_path):
         done = alone.run("run", alone.spec(SPEC), "--no-tracking")

@@ -238,7 +238,7 @@ def test_a_reach_has_lengths_between_two_and_is_searched_by_bisection() -> None:
             build(parse(wrong))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_twice_the_ranks_reach_about_twice_the_context(place: Place) -> None:
     done = place.run("run", place.spec(REACH), "--no-tracking")
     assert done.code == 0, done.out + done.err
@@ -257,7 +257,7 @@ def test_twice_the_ranks_reach_about_twice_the_context(place: Place) -> None:
     assert longest[2] >= 1.8 * longest[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_task_is_examined_the_same_on_every_ring(place: Place) -> None:
     text = spec(train=", examined: [200, 131], micro_batch: 2, rope_theta: 500, kept: all")
     text = text.replace("size: 2", "size: [1, 3]").replace("kind: train", "kind: retrieval")
@@ -282,7 +282,7 @@ def test_a_task_is_examined_the_same_on_every_ring(place: Place) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_training_that_ended_is_told_without_a_step(place: Place) -> None:
     folder = place.home / "kept"
     train = f", checkpoints: {folder}, save_every: 3, examined: 140"
@@ -309,7 +309,7 @@ def test_a_training_that_ended_is_told_without_a_step(place: Place) -> None:
     assert "holds a training of 6 steps: give as many, or another folder" in fewer.out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_losses_memory_and_traffic_are_as_planned(place: Place) -> None:
     text = spec(size=4, train=f", corpus: [{DOCS}], dp: [1, 2], tp: [1, 2]")
     lines = place.home / "a.jsonl"
@@ -361,7 +361,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_checkpoint(place: Place) -
     assert went_on[-1] == pytest.approx(at_once[-1], rel=5e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_curves_reach_mlflow_while_a_training_runs(place: Place) -> None:
     text = spec(size=1, steps=3000).replace("seq_len: 254", "seq_len: 60")
     driver = place.start("run", place.spec(text))

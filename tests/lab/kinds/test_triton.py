@@ -191,7 +191,7 @@ def test_a_rank_tries_blocks_for_the_scores_of_its_trial(monkeypatch: pytest.Mon
 # A sweep
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_actors_run_both_backends_in_turn(place: Place) -> None:
     text = drive.tiny("kernels", seq_len=48, warmup=0, repeats=2).replace("latency", "correctness")
     strategy = (

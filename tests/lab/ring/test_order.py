@@ -124,7 +124,7 @@ def test_labels_that_contradict_are_told() -> None:
         check([at("a", region="east", zone="z"), at("b", region="west", zone="z")])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_follow_the_nodes_of_a_real_cluster(place: Place) -> None:
     """Ray gives a bundle to the emptier node, and of two alike to either: of six ranks as they are
     given, each pair lies on both, so their ring crosses four times or more."""

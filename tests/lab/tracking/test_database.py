@@ -47,7 +47,7 @@ def test_processes_that_come_first_together_all_find_it_whole(tmp_path: Path) ->
     assert names(tmp_path / "mlflow.db") == ["mlflow.db"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_process_killed_while_it_creates_it_leaves_nothing_broken(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     strike = "import os, pathlib; pathlib.Path.replace = lambda *_: os.kill(os.getpid(), 9)"

@@ -218,7 +218,7 @@ def test_a_server_that_goes_away_and_comes_back(
         print(f"\n  over HTTP {seconds / 20 * 1e3:.0f} ms wall per trial")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_outage_in_the_middle_is_caught_up(store: Store, server: Server) -> None:
     planned = trials(10)
     begin(store, planned)

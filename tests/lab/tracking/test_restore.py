@@ -174,7 +174,7 @@ def test_points_that_never_ran_have_no_runs_beyond_the_first(store: Store) -> No
     assert runs()[1][trials(60)[55].key].data.tags["ringray.status"] == "ok"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_by_a_process_of_its_own(store: Store, tmp_path: Path) -> None:
     _measured(store)
     _project(store)

@@ -14,6 +14,7 @@ from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.trial.outcome import Outcome
+from tests.support.exhaustive import exhaustive
 from tests.support.place import PATIENCE
 from tests.support.tracking_servers import Server, postgres, sqlite_server
 from tests.support.tracking_store import (
@@ -29,7 +30,7 @@ from tests.support.tracking_store import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", *exhaustive("postgresql")])
 def server(request: pytest.FixtureRequest, tmp_path: Path, schema: Path) -> Iterator[Server]:
     folder = tmp_path / "server"
     if request.param == "sqlite":
@@ -118,6 +119,7 @@ def mlflow_text(server: Server, run_id: str, path: str) -> str:
     return text
 
 
+@pytest.mark.exhaustive
 def test_a_database_without_a_server(store: Store, tmp_path: Path) -> None:
     """PostgreSQL named as the tracking place itself, as `tracking.uri` may."""
     with postgres() as uri:

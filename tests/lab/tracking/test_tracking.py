@@ -171,7 +171,7 @@ _DRIVER = """
     """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -> None:
     planned = trials(8)
     begin(store, planned)
@@ -290,7 +290,7 @@ def test_doubles_are_mended(store: Store) -> None:
     check_complete(store)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_hundred_trials(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     (store.path.parent / "mlflow.db").unlink()
     planned = trials(200)

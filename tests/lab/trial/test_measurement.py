@@ -230,13 +230,14 @@ def test_forward_needs_nine_blocks(ring_of_four: list[float]) -> None:
         assert blocks <= 9, f"{dtype}, causal {causal}: {blocks:.3f} blocks"
 
 
+@pytest.mark.exhaustive
 def test_a_ring_of_two_needs_no_more(ring_of_four: list[float]) -> None:
     # It has one hop, so nothing is in flight while another rank's K/V are computed with.
     for case, two, four in zip(CASES, forward_peaks(2), ring_of_four, strict=True):
         assert two <= four, f"{case}: {two:.3f} blocks on a ring of 2, {four:.3f} on one of 4"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_longer_ring_needs_no_more(ring_of_four: list[float]) -> None:
     for case, eight, four in zip(CASES, forward_peaks(8), ring_of_four, strict=True):
         assert eight <= 1.01 * four, f"{case}: {eight:.3f} blocks on a ring of 8, {four:.3f} on 4"
