@@ -10,20 +10,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-import ringray_kernels
-from experiments import yardsticks
-from ringray_kernels.bench import __main__ as cli
-from ringray_kernels.bench import first_light, machine, measure, problems, stages
-from ringray_kernels.bench.contenders import CONTENDERS, LAST, Ringray, is_ours
+from ringray_kernels.bench import first_light, measure, stages, watchdog
 from ringray_kernels.bench.first_light import SUMMARY, Stage
 from ringray_kernels.bench.measure import Record
-from ringray_kernels.defaults import CANDIDATES, PORTABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -104,34 +98,6 @@ def test_a_stage_that_hangs_costs_its_own_time(tmp_path: Path, summary: Stage) -
     assert found == {"hanging": "ended at its limit", "next": "done", "summary": "done"}
 
 
-def test_what_ends_at_its_limit_may_say_what_it_has(tmp_path: Path, summary: Stage) -> None:
-    script = "trap 'echo 2 failed; exit 1' INT; sleep 600 & wait"
-    pair = [shell("tests", script, 0.5), shell("other", "echo fine")]
-    path = tmp_path / "f"
-    assert first_light.conduct([pair, [summary]], path, 1, [], "cpu") == 1
-    assert outcomes(path) == {"tests": "ended at its limit", "other": "done", "summary": "done"}
-    assert Path(f"{path}.tests.txt").read_text() == "2 failed\n"
-    assert Path(f"{path}.other.txt").read_text() == "fine\n"
-
-
-def test_stages_of_a_row_run_side_by_side(tmp_path: Path, summary: Stage) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)  # either end waits for the other
-    pair = [shell("reads", f"read -r _ < {pipe}"), shell("writes", f"echo > {pipe}")]
-    assert first_light.conduct([pair, [summary]], tmp_path / "f", 1, [], "cpu") == 0
-    assert set(outcomes(tmp_path / "f").values()) == {"done"}
-
-
-def test_time_is_kept_for_the_summary(tmp_path: Path, summary: Stage) -> None:
-    slow = shell("slow", "sleep 600")
-    _, found = conduct(tmp_path / "f", slow, shell("late", "exit 0"), summary, minutes=0.04)
-    assert found == {"slow": "ended at its limit", "late": "no time left", "summary": "done"}
-
-
-def test_a_summary_that_says_nothing_is_an_error(tmp_path: Path) -> None:
-    assert conduct(tmp_path / "f", SUMMARY, minutes=1e-9) == (1, {"summary": "no time left"})
-
-
 def test_outcomes_of_stages(
     tmp_path: Path, summary: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +135,7 @@ def test_what_was_done_is_not_done_again(
     assert conduct(path, once, summary) == (0, {"once": "done", "summary": "done"})
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_what_ends_the_run_ends_its_stages(tmp_path: Path, number: signal.Signals) -> None:
     program = f"""
 import os, signal
@@ -194,183 +160,24 @@ conduct([pair, pair], Path({str(tmp_path / "f")!r}), 5, [], "cpu")
 
 def test_the_same_sources_are_not_measured_again(tmp_path: Path) -> None:
     path = tmp_path / "f"
-    assert measure.earlier(path, HERE) == []
 
     def add(contender: str, status: Any = "ok", **there: object) -> None:
         record = Record("a", contender, status, share=0.5, more={"sustained_ms": 2.0})
         with path.open("a") as file:
             file.write(record.json({**HERE, **there}, None) + "\n")
 
-    def found() -> list[str]:
-        return sorted(one.contender for one in measure.earlier(path, HERE))
-
     add("ringray", source="other")
-    add("ringray", triton="3.9")
     add("ringray", device="NVIDIA H200")
     add("flex", torch="2.13")
-    add("sdpa-cudnn", cudnn=8)
     add("ringray-x", "oom")
     path.open("a").write('{"fact": "stage"}\n{"case": "a", "contender": "ringr\n[1]\n')
-    assert found() == []
+    assert measure.earlier(path, HERE) == []
     add("ringray", torch="2.13")
-    add("ringray-x", "failed")
     add("flex", "wrong", source="other", triton="3.9")
-    add("sdpa-cudnn", "unsupported")
-    assert found() == ["flex", "ringray", "ringray-x"]
-    flex = next(one for one in measure.earlier(path, HERE) if one.contender == "flex")
-    assert flex == Record("a", "flex", "wrong", share=0.5, more={"sustained_ms": 2.0})
-    # The latest counts, and infinity is a number again.
-    worse = Record("a", "flex", "ok", share=float("inf"))
-    path.open("a").write(worse.json(HERE, None) + "\n")
-    assert next(one for one in measure.earlier(path, HERE) if one.contender == "flex") == worse
-
-
-def test_a_resumed_run_measures_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "f"
-    monkeypatch.setattr(
-        first_light, "conduct",
-        lambda rows, path, minutes, options, device: max(
-            cli.main(["--stage", one.name, "--resume", str(path), "--device", device, *options])
-            for row in rows for one in row
-        ),
-    )  # fmt: skip
-    only = ["--quick", "--device", "cpu", "--only", "forward/causal", "--resume", str(path)]
-    assert cli.main([*only, "--contenders", "ringray,flash-attn"]) == 0
-    capsys.readouterr()
-
-    def measured() -> list[tuple[str, str]]:
-        found = [one for one in facts(path) if "virtual" not in one["case"]]
-        return [(one["contender"], one["status"]) for one in found]
-
-    both = [("ringray", "ok"), ("flash-attn", "unsupported")]
-    assert measured() == both
-    called: list[None] = []
-    prepare = Ringray.prepare
-    monkeypatch.setattr(
-        Ringray, "prepare", lambda self, *given: called.append(None) or prepare(self, *given)
-    )
-    assert cli.main([*only, "--contenders", "ringray,flash-attn"]) == 0
-    assert measured() == both
-    assert not called
-    # Another contender is measured beside ours, whose figures stay.
-    assert cli.main([*only, "--contenders", "ringray,sdpa-flash"]) == 0
-    assert measured() == [*both, ("sdpa-flash", "ok")]
-    assert called
-    # One that was not installed may be by now.
-    monkeypatch.setitem(CONTENDERS, "flash-attn", CONTENDERS["sdpa-flash"])
-    assert cli.main([*only, "--contenders", "ringray,flash-attn"]) == 0
-    assert measured()[3:] == [("flash-attn", "ok")]
-
-
-def test_what_hung_is_not_measured_beside_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "f"
-    monkeypatch.setattr(Ringray, "prepare", lambda *_: pytest.fail("it hangs again"))
-    environment = machine.environment(CPU)
-    case = problems.points("quick", "cpu")[0].name
-    path.write_text(Record(case, "ringray", "failed").json(environment, None) + "\n")
-    only = ["--device", "cpu", "--only", "forward/causal", "--contenders", "ringray,sdpa-flash"]
-    assert cli.main(["--stage", "forward", "--resume", str(path), *only]) == 0
-    assert [one["contender"] for one in facts(path)] == ["ringray", "sdpa-flash"]
-
-
-def test_a_first_light_begins_in_a_file_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given: list[Any] = []
-    monkeypatch.setattr(first_light, "conduct", lambda *args: given.append(args) or 0)
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(["--first-light", "--only", "a", "--contenders", "ringray"]) == 0
-    every, path, minutes, options, device = given.pop()
-    assert every is first_light.STAGES
-    assert minutes < 9
-    assert (options, device) == (["--only", "a", "--contenders", "ringray"], "cuda")
-    assert path.name.startswith("first-light-")
-    used = tmp_path / "used"
-    used.write_text("{}\n")
-    assert cli.main(["--first-light", "--json", str(used)]) == 2
-    assert f"--resume {used} goes on with it" in capsys.readouterr().err
-    assert cli.main(["--first-light", "--resume", str(used)]) == 0
-    assert cli.main(["--all", "--minutes", "3", "--resume", str(used)]) == 0
-    (every,), (last,) = given[-1][0]
-    assert (every.name, every.seconds, last) == ("all", 180, SUMMARY)
-
-
-def test_smoke_points_have_every_kind() -> None:
-    every = problems.smoke_points("cuda")
-    assert len({point.name for point in every}) == len(every)
-    kinds = {(point.mask, point.form, point.direction, point.head_dim) for point in every}
-    for direction in ("forward", "backward"):
-        for head_dim in (64, 128, 256):
-            assert ("window", "strided", direction, head_dim) in kinds
-            assert ("causal", "hops", direction, head_dim) in kinds
-            assert ("documents", "plain", direction, head_dim) in kinds
-    assert all(point.kv_heads < point.heads for point in every if point.form == "hops")
-    strided = next(point for point in every if point.form == "strided")
-    assert all(x.stride(1) < x.stride(2) for x in problems.make_inputs(strided, CPU, 0))
-
-
-@pytest.mark.parametrize("point", problems.smoke_points("cpu"), ids=lambda point: point.name)
-def test_forms_are_right_and_hops_are_calls(
-    point: problems.Point, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[None] = []
-    forward = ringray_kernels.forward
-
-    def counted(*given: Any, **more: Any) -> Any:
-        calls.append(None)
-        return forward(*given, **more)
-
-    monkeypatch.setattr(ringray_kernels, "forward", counted)
-    (record,) = measure.measure(point, ["ringray"], CPU, lambda text: None, peak=None)
-    assert record.status == "ok", record
-    inputs = problems.make_inputs(point, CPU, 0)
-    calls.clear()
-    CONTENDERS["ringray"].prepare(point, inputs)()
-    assert len(calls) == (3 if point.form == "hops" else 1)
-
-
-def test_candidates_are_contenders_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = list(CONTENDERS)
-    for head_dim, every in CANDIDATES.items():
-        found = [f"ringray-{blocks}".replace(",", "+") for blocks in every]
-        assert found == sorted(found, key=names.index)
-        assert [CONTENDERS[name].blocks.get(head_dim) for name in found] == every  # type: ignore[attr-defined]
-        assert max(map(names.index, found)) < names.index("sdpa-flash")
-    assert not any(is_ours(name) for name in LAST)
-    portable = CONTENDERS["ringray-portable"]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    gpu = torch.device("cuda")
-    for head_dim, blocks in PORTABLE.items():
-        for direction in ("forward", "backward"):
-            point = problems.Point("full", 64, head_dim, direction=direction)  # type: ignore[arg-type]
-            differs = blocks.forward if direction == "forward" else blocks.dkv or blocks.dq
-            assert (portable.unsupported(point, gpu) is None) == (differs is not None)
-    assert "16 bits" in str(portable.unsupported(problems.Point("full", 64, 80), gpu))
-    assert portable.unsupported(problems.Point("full", 64), CPU) == "for Hopper GPUs only"
-
-
-def test_ours_have_a_backend_on_tensors_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "CONTENDERS", dict(CONTENDERS))
-    for device in (CPU, torch.device("cuda")):
-        session: Any = SimpleNamespace(names=list(CONTENDERS), device=device)
-        names = stages._ours(session)
-        assert {"ringray", "ringray-portable"} <= set(names)
-        for name in names:
-            ours: Any = stages.CONTENDERS[name]
-            assert ours.backend_on(torch.device("meta")) == "triton"
-    assert CONTENDERS["ringray"] == Ringray()
-
-
-def test_yardsticks_are_facts(tmp_path: Path) -> None:
-    yardsticks.main(tmp_path / "f")
-    first, *rates = facts(tmp_path / "f")
-    assert (first["fact"], first["torch"]) == ("machine", torch.__version__)
-    assert [one["fact"].partition(",")[0].partition(" ")[0] for one in rates] == ["product", "copy"]
-    assert all(one["cold"] > 0 < one["sustained"] for one in rates)
+    add("flex", "ok")
+    assert sorted((r.contender, r.status) for r in measure.earlier(path, HERE)) == [
+        ("flex", "ok"), ("ringray", "ok"),
+    ]  # fmt: skip
 
 
 COLLECT = """
@@ -387,6 +194,7 @@ sys.exit(pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", "-m", "g
 """
 
 
+@pytest.mark.slow
 def test_gpu_tests_are_collected_where_there_is_torch_alone() -> None:
     environment = {name: x for name, x in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
@@ -412,3 +220,107 @@ def test_make_gpu_is_one_command_that_fits_ten_minutes() -> None:
     assert command("GPU_SECONDS=240", "GPU_RESULTS=f") == (
         line.replace("530", "240").replace("gpu.jsonl", "f")
     )
+
+
+COMPILE = """
+from dataclasses import replace
+from experiments.precompile import compile_calls
+from ringray_kernels.bench.contenders import CONTENDERS
+from ringray_kernels.bench.problems import Point
+
+point = Point("full", 333, 64, 2, 2, direction="backward")
+for name in ("ringray", "ringray-portable"):
+    error = compile_calls(point, CONTENDERS[name])
+    assert error is None, error
+print(compile_calls(replace(point, head_dim=600), CONTENDERS["ringray"]))
+"""
+
+
+@pytest.mark.slow
+def test_launches_are_compiled_without_a_run(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": ".:kernels", "TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+
+    def run() -> set[Path]:
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, cwd=ROOT,
+            env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "600" in done.stdout
+        return set(tmp_path.rglob("*.cubin"))
+
+    first = run()
+    names = {path.stem for path in first}
+    assert {"forward_kernel", "dq_kernel", "dkv_kernel", "delta_kernel"} < names
+    assert run() == first
+
+
+@pytest.mark.slow
+def test_the_whole_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "ringray_kernels.bench", "--first-light", "--device", "cpu",
+            "--resume", "f", "--only", "forward/causal/131", "--only", "hops", "--minutes", "14",
+            "--contenders", "ringray,sdpa-flash",
+        ],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = facts(path)
+    ended = outcomes(path)
+    assert {*ended} == {stage.name for row in first_light.STAGES for stage in row}
+    for name in ("facts", "precompile", "tests", "memcheck", "profile"):
+        assert ended.pop(name).startswith("skipped"), name
+    assert set(ended.values()) == {"done"}
+    records = {(one["case"], one["contender"]): one for one in found if "fact" not in one}
+    for direction in ("forward", "backward"):  # checked, by the interpreter, and not timed
+        record = records[f"{direction}/causal/100/d64/h2x1/bf16/hops", "ringray"]
+        assert (record["status"], record["median_ms"]) == ("ok", None)
+    for name in ("ringray", "sdpa-flash"):
+        assert records["forward/causal/131/d64/h2/bf16", name]["median_ms"] > 0
+
+
+HANGING = """
+import sys, threading
+from ringray_kernels.bench import __main__ as cli
+from ringray_kernels.bench.contenders import CONTENDERS, Ringray
+
+class Hanging(Ringray):
+    def prepare(self, point, inputs):
+        inner, calls = super().prepare(point, inputs), []
+
+        def call():
+            calls.append(None)
+            if point.mask == "causal" and len(calls) > 4:
+                threading.Event().wait()
+            return inner()
+
+        return call
+
+CONTENDERS["hanging"] = Hanging()
+sys.exit(cli.main([
+    "--all", "--device", "cpu", "--only", "forward/full/96", "--only", "forward/causal/131",
+    "--contenders", "hanging,ringray", "--patience", "8", "--json", sys.argv[1],
+]))
+"""
+
+
+@pytest.mark.slow
+def test_a_hang_ends_the_run_and_costs_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING, str(path)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "kernels"},
+        cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == watchdog.EXIT_HUNG, done.stderr
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    found = [(line["case"].split("/")[1], line["contender"], line["status"]) for line in lines]
+    assert found == [
+        ("full", "hanging", "ok"), ("full", "ringray", "ok"), ("causal", "hanging", "failed"),
+    ]  # fmt: skip
+    assert lines[-1]["reason"] == "no progress for 8 s while timing hanging"
+    assert "HUNG: forward/causal/131/d64/h2/bf16: no progress for 8 s while" in done.stdout
