@@ -8,6 +8,6 @@ mlflow_record  params, tags and tables
 description    the parent run's page
 location       which MLflow store
 database       MLflow's sqlite file, created whole
-archive        rows kept in MLflow, read back
+archive        the artifact from which a lost store is rebuilt
 restore        a lost store read back from MLflow
 """

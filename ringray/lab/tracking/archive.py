@@ -1,9 +1,8 @@
-"""The store's rows as tags of MLflow's runs, from which a lost store can be rebuilt exactly.
+"""The artifact ``trials.jsonl`` of a parent run, from which a lost store is rebuilt exactly.
 
-Params, metrics and other tags are for people: long and non-finite values are missing there.
-Therefore each run also has a tag with the whole row: compressed JSON in base64, in pieces if it is
-long (``NAME``, ``NAME.1``, ...), under a name that MLflow's pages do not show. A missing or changed
-piece makes this row unreadable and no other.
+Its first line is the sweep; each other line is one recording of a trial, the earlier ones included.
+Params, metrics and tags of the runs are for people: long and non-finite values are missing there.
+Earlier versions kept the same rows in tags of the runs, compressed and in pieces; they are read.
 """
 
 from __future__ import annotations
@@ -11,97 +10,120 @@ from __future__ import annotations
 import base64
 import getpass
 import json
+import tempfile
 import zlib
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import public_spec, without_credentials
-from ringray.lab.tracking.mlflow_record import record_digest
-from ringray.lab.trial.outcome import STATUSES, Kept, SweepInfo, SweepRow, TrialRow, part_of_a_path
+from ringray.lab.trial.outcome import STATUSES, Kept, SweepInfo, TrialRow, part_of_a_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping
 
     from mlflow import MlflowClient
     from mlflow.entities import Experiment, Run
     from mlflow.store.entities import PagedList
 
-_Record = TypeVar("_Record")
+    from ringray.lab.store.store import Store
+
 _Item = TypeVar("_Item")
 
-SWEEP_TAG = "mlflow.ringray.sweep"
-TRIAL_TAG = "mlflow.ringray.trial"
-STORE, CURRENT = "ringray.store", "ringray.current"
+TRIALS = "trials.jsonl"
+STORE, CURRENT = "ringray.store", "ringray.current"  # tags
 _PAGE = 1000
-_PIECE = 4900  # characters; older servers take 5000 per tag
-_MOST = 64 << 20  # bytes of one record, unpacked; a tag may be a decompression bomb
+_SWEEP = ("digest", "name", "kind", "spec", "source", "environment", "created")
+_SWEEP_TAG, _TRIAL_TAG = "mlflow.ringray.sweep", "mlflow.ringray.trial"  # of earlier versions
+_MOST = 64 << 20  # bytes of a tag, unpacked; it may be a decompression bomb
 
 
-def sweep_tags(sweep: SweepRow) -> dict[str, str]:
-    """Returns the tags with a sweep and the time of its first start.
+class ArchivedSweep(NamedTuple):
+    """A sweep as one store wrote it. ``created``: its first start; ``recordings``: each with
+    whether it is the current one of its trial; ``unreadable``: how many could not be read."""
+
+    sweep: SweepInfo
+    created: float
+    recordings: list[tuple[bool, Kept]]
+    unreadable: int
+
+
+def lines(store: Store, digest: str) -> Iterator[str]:
+    """Yields the lines of the artifact.
 
     If the tracking URI of the spec has a password, the URI and the source text are left out.
     """
-    names = ("digest", "name", "kind", "spec", "source", "environment", "created")
-    content = {name: getattr(sweep, name) for name in names}
+    sweep = store.find(digest)
+    content = {name: getattr(sweep, name) for name in _SWEEP}
     if without_credentials(sweep.source) != sweep.source:
         content["source"] = ""
     if public_spec(sweep.spec) != sweep.spec:
         content["spec"] = sweep.spec | {"tracking": sweep.spec["tracking"] | {"uri": None}}
-    return _packed(SWEEP_TAG, content)
+    yield json.dumps(content)
+    recordings, _ = store.changed_since(digest, 0)
+    # Read last: what becomes an earlier recording meanwhile is not current twice.
+    earlier = {(past.trial.key, past.seq) for past in store.history(digest)}
+    for trial, seq in recordings:
+        current = (trial.key, seq) not in earlier
+        yield json.dumps(asdict(trial) | {"seq": seq, "current": current})
 
 
-def trial_tags(trial: TrialRow, seq: int) -> dict[str, str]:
-    """Returns the tags with a recorded trial; ``seq``: the number of the recording."""
-    return _packed(TRIAL_TAG, asdict(trial) | {"seq": seq})
-
-
-def sweep_of(tags: Mapping[str, str]) -> tuple[SweepInfo, float] | None:
-    """Returns the sweep of a parent run and its first start; None if it cannot be read."""
-    return _record(SweepInfo, "digest", "created", _unpacked(tags, SWEEP_TAG))
-
-
-def trial_of(tags: Mapping[str, str]) -> Kept | None:
-    """Returns the trial of a child run; None if it cannot be read or contradicts its tags."""
-    record = _record(TrialRow, "key", "seq", _unpacked(tags, TRIAL_TAG))
-    if record is None:
-        return None
-    trial, seq = record
-    if trial.status not in STATUSES or record_digest(trial) != tags.get("ringray.record"):
-        return None
-    return Kept(trial, int(seq))
-
-
-def _record(
-    made: Callable[..., _Record], named: str, beside: str, content: Any
-) -> tuple[_Record, float] | None:
-    """Returns a record and the number kept with it; None if its name cannot be part of a path."""
+def read(client: MlflowClient, parent: Run) -> ArchivedSweep | None:
+    """Returns what a parent run holds of its sweep; None if that cannot be read."""
+    run_id = parent.info.run_id
+    if TRIALS in (file.path for file in client.list_artifacts(run_id)):
+        with tempfile.TemporaryDirectory() as folder:
+            text = Path(client.download_artifacts(run_id, TRIALS, folder)).read_text("utf-8")
+        first, *rest = [_parsed(line) for line in text.splitlines() or [""]]
+    else:
+        first = _unpacked(parent.data.tags, _SWEEP_TAG)
+        children = runs_of(
+            client, [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'"
+        )
+        rest = [_of_tags(run.data.tags) for run in children]
     try:
-        number = float(content.pop(beside))
-        record = made(**content)
-        part_of_a_path(getattr(record, named))
+        created = float(first.pop("created"))
+        sweep = SweepInfo(**first)
+        part_of_a_path(sweep.digest)
     except (AttributeError, KeyError, TypeError, ValueError, PlaceError):
         return None
-    return record, number
+    recordings = [recording for content in rest if (recording := _recording(content))]
+    return ArchivedSweep(sweep, created, recordings, len(rest) - len(recordings))
 
 
-def _packed(name: str, content: dict[str, Any]) -> dict[str, str]:
-    text = base64.b64encode(zlib.compress(json.dumps(content).encode(), 9)).decode()
-    pieces = [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
-    rest = {f"{name}.{number}": piece for number, piece in enumerate(pieces[1:], start=1)}
-    return {name: f"{len(pieces)}:{pieces[0]}"} | rest
+def _recording(content: Any) -> tuple[bool, Kept] | None:
+    """Returns whether a recording is current, and the recording; None if it cannot be read."""
+    try:
+        current, seq = bool(content.pop("current")), int(content.pop("seq"))
+        trial = TrialRow(**content)
+        part_of_a_path(trial.key)
+    except (AttributeError, KeyError, TypeError, ValueError, PlaceError):
+        return None
+    return (current, Kept(trial, seq)) if trial.status in STATUSES else None
+
+
+def _parsed(line: str) -> Any:
+    with suppress(ValueError, RecursionError):
+        return json.loads(line)
+
+
+def _of_tags(tags: Mapping[str, str]) -> Any:
+    """Returns the row in the tags of a child run, as a line of the artifact has it."""
+    content = _unpacked(tags, _TRIAL_TAG)
+    return content and content | {"current": tags.get(CURRENT) != "false"}
 
 
 def _unpacked(tags: Mapping[str, str], name: str) -> Any:
+    """Returns the row in a tag and its pieces (``NAME``, ``NAME.1``, ...); None if there is none or
+    it was changed."""
     count, _, text = tags.get(name, "").partition(":")
     try:
         text += "".join(tags[f"{name}.{number}"] for number in range(1, int(count)))
-        reader = zlib.decompressobj()
-        content = reader.decompress(base64.b64decode(text, validate=True), _MOST)
-        return json.loads(content) if reader.eof else None
+        packed = base64.b64decode(text, validate=True)
+        return json.loads(zlib.decompressobj().decompress(packed, _MOST))
     except (KeyError, ValueError, RecursionError, zlib.error):
         return None
 
@@ -111,20 +133,6 @@ def user_tag() -> dict[str, str]:
     with suppress(OSError, KeyError):
         return {"mlflow.user": getpass.getuser()}
     return {}
-
-
-def claim(
-    client: MlflowClient, runs: Sequence[Run], parent: str, owner: str | None, new: str
-) -> bool:
-    """Makes the store ``new`` the owner of the run ``parent`` and of its children, as far as they
-    are of ``owner`` (None: a version that named no store); returns whether the parent is."""
-    theirs = [run for run in runs if run.data.tags.get(STORE) == owner]
-    parents = [run for run in theirs if run.info.run_id == parent]
-    if parents:
-        children = [run for run in theirs if run.data.tags.get("mlflow.parentRunId") == parent]
-        for run in (*children, *parents):  # in this order it can be repeated
-            client.set_tag(run.info.run_id, STORE, new)
-    return bool(parents)
 
 
 def runs_of(client: MlflowClient, experiments: list[str], condition: str) -> list[Run]:

@@ -95,7 +95,7 @@ class Session:
 
     def run(self) -> bool:
         """Goes through the phases; returns whether MLflow has everything."""
-        self._insist(self._projection.log_plan, tries=1)
+        self._insist(self._projection.log_files, tries=1)
         phase: Phase | None = self._follow
         while phase is not None:
             phase = phase()
@@ -120,6 +120,7 @@ class Session:
         elif time.monotonic() > self._summary_due:
             self._summary_due = inf
             self._insist(self._projection.summarise, tries=1)
+            self._insist(self._projection.log_files, tries=1)
         return self._follow
 
     def _drain(self) -> Phase | None:
@@ -161,9 +162,7 @@ class Session:
         self._insist(self._projection.close)
         # Files may lie elsewhere (S3, a proxy) and fail for good while the runs are all right:
         # they come last and are tried twice.
-        if "log_plan" in self._errors:
-            self._insist(self._projection.log_plan, tries=2)
-        self._insist(self._projection.log_results, tries=2)
+        self._insist(self._projection.log_files, tries=2)
         self._answer()
         return self._draw
 

@@ -36,7 +36,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import archive
 from ringray.lab.tracking import mlflow_record as show
-from ringray.lab.tracking.archive import CURRENT, STORE, TRIAL_TAG, claim, runs_of, user_tag
+from ringray.lab.tracking.archive import CURRENT, STORE, TRIALS, runs_of, user_tag
 from ringray.lab.tracking.database import client_of
 from ringray.lab.tracking.description import FIGURES, REPORT, note
 from ringray.lab.tracking.location import artifact_root
@@ -80,7 +80,6 @@ class Projection:
         self._lock = threading.Lock()  # of _children and _names
         self._opened = False
         self._own = {STORE: store.identity}
-        self._of_sweep = f"tags.`ringray.sweep` = '{part_of_a_path(digest)}'"
         self.place = settled or Tracked(without_credentials(uri), "", "")
 
     def refresh(self) -> None:
@@ -91,8 +90,6 @@ class Projection:
         if not self._opened:
             self.place = self.place._replace(experiment_id=self._find_experiment())
         parents, children = self._search()
-        if not parents and self._claim():
-            parents, children = self._search()
         if self._opened and not parents:
             raise PlaceError("MLflow does not show the run of the sweep that it has taken")
         # A parent that has children wins over one whose creation was answered too late.
@@ -146,7 +143,7 @@ class Projection:
         ended = _milliseconds(max(trial.started or 0.0, trial.ended or 0.0) or None)
         if child is None:
             tags = show.trial_tags(self._sweep, trial, self.place.run_id)
-            tags |= archive.trial_tags(trial, recording.seq) | {CURRENT: _text(current)}
+            tags[CURRENT] = _text(current)
             run = self._create_run(name, trial.started, tags)
             child = _Child(run.info.run_id, trial.key, False, trial.status == "pruned", current)
             with self._lock:
@@ -201,14 +198,13 @@ class Projection:
         self._client.log_batch(self.place.run_id, metrics=changed, tags=tags)
         self._known_metrics.update(metrics)
 
-    def log_plan(self) -> None:
-        """Writes the artifacts that are known at the start."""
-        self._log_text(show.spec_yaml(self._sweep), "spec.yaml")
-        self._log_text(show.plan_json(self._sweep, self.store.trials(self.digest)), "plan.json")
-
-    def log_results(self) -> None:
-        """Writes the result tables; MLflow shows ``results_table.json`` as a table."""
+    def log_files(self) -> None:
+        """Writes the spec, the plan, the result tables and the lines from which a lost store is
+        rebuilt; MLflow shows ``results_table.json`` as a table."""
         trials = self.store.trials(self.digest)
+        self._log_text("\n".join(archive.lines(self.store, self.digest)), TRIALS)
+        self._log_text(show.spec_yaml(self._sweep), "spec.yaml")
+        self._log_text(show.plan_json(self._sweep, trials), "plan.json")
         columns, rows = show.results_table(self._sweep, trials)
         self._log_text(show.results_csv(columns, rows), "results.csv")
         self._log_text(show.results_json(self._sweep, trials), "results.json")
@@ -247,7 +243,7 @@ class Projection:
         self._client.log_text(self.place.run_id, text, name)
 
     def _sweep_tags(self) -> dict[str, str]:
-        return show.sweep_tags(self._sweep) | archive.sweep_tags(self._sweep) | self._own
+        return show.sweep_tags(self._sweep) | self._own
 
     def _wanted(self, trial: TrialRow) -> bool:
         """Returns whether the trial has its own run."""
@@ -292,26 +288,17 @@ class Projection:
     def _search(self) -> tuple[list[Run], list[Run]]:
         """Returns the parent runs and the child runs of this sweep that this store wrote, the
         oldest first."""
-        ours = f"{self._of_sweep} AND tags.`{STORE}` = '{self._own[STORE]}'"
+        sweep, store = part_of_a_path(self.digest), self._own[STORE]
+        ours = f"tags.`ringray.sweep` = '{sweep}' AND tags.`{STORE}` = '{store}'"
         runs = runs_of(self._client, [self.place.experiment_id], ours)
         parents = [run for run in runs if run.data.tags.get("ringray.role") == "sweep"]
         return parents, [run for run in runs if "ringray.key" in run.data.tags]
-
-    def _claim(self) -> bool:
-        """Takes over the runs that this store wrote with a version that did not name it."""
-        tracked = self.store.tracked(self.digest)
-        if tracked is None or tracked.uri != self.place.uri:
-            return False
-        runs = runs_of(self._client, [self.place.experiment_id], self._of_sweep)
-        return claim(self._client, runs, tracked.run_id, None, self._own[STORE])
 
     def _adopt(self, run: Run) -> None:
         """Takes a child run as ours; deletes an earlier one with the same recording."""
         tags = run.data.tags
         status = tags.get("ringray.status")
-        # A run that an earlier version wrote lacks the tag that a store is rebuilt from.
-        record = tags.get("ringray.record") if TRIAL_TAG in tags else None
-        place = (tags["ringray.key"], record or run.info.run_id)
+        place = (tags["ringray.key"], tags["ringray.record"])
         if double := self._children.get(place):
             self._client.delete_run(double.run_id)
         if tags.get("mlflow.parentRunId") != self.place.run_id:

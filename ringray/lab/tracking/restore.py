@@ -16,7 +16,7 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import without_credentials
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive
-from ringray.lab.tracking.archive import CURRENT, STORE, runs_of, sweep_of, trial_of
+from ringray.lab.tracking.archive import STORE
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.tracker import UNHURRIED_S
 from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, receive, send
@@ -80,22 +80,21 @@ def _asked(store_path: Path | None, selector: str, uri: str | None, timeout: flo
     return answer
 
 
-def read(client: MlflowClient, run: str) -> tuple[SweepInfo, list[TrialRow]]:
+def read_run(client: MlflowClient, run: str) -> tuple[SweepInfo, list[TrialRow]]:
     """Returns the sweep of the parent run ``run`` and all its measurements, the current ones last.
 
     Raises:
         UserError: it is not the run of a sweep that can be read.
     """
     parent = client.get_run(run)
-    record = sweep_of(parent.data.tags)
+    is_sweep = parent.data.tags.get("ringray.role") == "sweep"
+    record = archive.read(client, parent) if is_sweep else None
     if record is None:
         raise UserError(
             f"runs:/{run} is not the run of a sweep: expected the id of a parent run, which "
             "MLflow's page of the sweep shows"
         )
-    sweep, _ = record
-    children = runs_of(client, [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run}'")
-    return sweep, [recording.trial for recording in _recordings(children)]
+    return record.sweep, [trial for trial, _ in _in_order([record])]
 
 
 def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Restored:
@@ -108,56 +107,66 @@ def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Rest
     Raises:
         UserError: MLflow has no such sweep, several that fit, or one that cannot be rebuilt.
     """
+    where = without_credentials(uri)
     experiments = archive.experiments_of(client)
-    parents = runs_of(client, experiments, "tags.`ringray.role` = 'sweep'")
-    sweep, created = _choose(parents, selector, without_credentials(uri))
-    runs = runs_of(client, experiments, f"tags.`ringray.sweep` = '{sweep.digest}'")
-    children = [run for run in runs if "ringray.key" in run.data.tags]
-    recordings = _recordings(children)
+    parents = archive.runs_of(client, experiments, "tags.`ringray.role` = 'sweep'")
+    parents = _choose(sorted(parents, key=_started, reverse=True), selector, where)
+    records = [record for parent in parents if (record := archive.read(client, parent))]
+    if not records:
+        raise UserError(
+            f"sweep {selector!r} at {where} cannot be rebuilt: its run lacks a readable "
+            f"{archive.TRIALS}; start anew: `ringray run SPEC`"
+        )
+    sweep = records[0].sweep
+    recordings = _in_order(records)
     current = {recording.trial.key: recording for recording in recordings}
     earlier = [past for past in recordings if current[past.trial.key] is not past]
-    stores = {run.data.tags.get(STORE) for run in runs}
     if not store.knows(sweep.digest):
-        _take_over(client, runs, store.identity)
+        _take_over(client, parents, store.identity)
+    created = records[0].created
     added, earlier_added = store.restore(sweep, created, list(current.values()), earlier)
-    unreadable = len(children) - len(recordings)
-    return Restored(sweep.digest, sweep.name, added, unreadable, earlier_added, len(stores))
+    unreadable = sum(record.unreadable for record in records)
+    stores = len({parent.data.tags.get(STORE) for parent in parents})
+    return Restored(sweep.digest, sweep.name, added, unreadable, earlier_added, stores)
 
 
-def _recordings(children: list[Run]) -> list[Kept]:
-    """Returns the recordings of runs that can be read. The one to become current comes last: the
-    newest of those that are current in their store."""
+def _started(run: Run) -> int:
+    return run.info.start_time or 0
 
-    def order(pair: tuple[Run, Kept]) -> tuple[bool, bool, float, int]:
-        run, (trial, seq) = pair
-        current = run.data.tags.get(CURRENT) != "false"
+
+def _in_order(records: list[archive.ArchivedSweep]) -> list[Kept]:
+    """Returns all recordings. The one of a trial to become current comes last: the newest of those
+    that are current in their store."""
+
+    def order(pair: tuple[bool, Kept]) -> tuple[bool, bool, float, int]:
+        current, (trial, seq) = pair
         return trial.status != "pruned", current, trial.ended or 0.0, seq
 
-    pairs = [(run, recording) for run in children if (recording := trial_of(run.data.tags))]
+    pairs = [pair for record in records for pair in record.recordings]
     return [recording for _, recording in sorted(pairs, key=order)]
 
 
-def _take_over(client: MlflowClient, runs: list[Run], identity: str) -> None:
-    """Makes ``identity`` the owner of the runs of the one other store that wrote any, if the same
-    user's."""
-    parents = [run for run in runs if run.data.tags.get("ringray.role") == "sweep"]
-    owners = {run.data.tags.get(STORE) for run in runs} - {identity}
-    if len(owners) != 1 or len(parents) != 1 or parents[0].info.status == "RUNNING":
+def _take_over(client: MlflowClient, parents: list[Run], identity: str) -> None:
+    """Makes ``identity`` the owner of a sweep, if one other store of the same user wrote its runs
+    and is not writing."""
+    if len(parents) != 1 or parents[0].info.status == "RUNNING":
         return
-    (parent,), (owner,) = parents, owners
+    (parent,) = parents
     if archive.user_tag().items() <= parent.data.tags.items():
-        archive.claim(client, runs, parent.info.run_id, owner, identity)
+        condition = f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'"
+        children = archive.runs_of(client, [parent.info.experiment_id], condition)
+        for run in (*children, parent):  # in this order it can be repeated
+            client.set_tag(run.info.run_id, STORE, identity)
 
 
-def _choose(parents: list[Run], selector: str, where: str) -> tuple[SweepInfo, float]:
-    """Returns the newest sweep of that name, or the one whose digest begins so."""
-    sweeps = []
-    for run in sorted(parents, key=lambda run: -(run.info.start_time or 0)):
-        sweep = sweep_of(run.data.tags)
-        name = str(sweep[0].name if sweep else run.info.run_name)
-        sweeps.append((name, run.data.tags.get("ringray.sweep", ""), sweep))
-    names = {name for name, _, _ in sweeps}
-    digests = list(dict.fromkeys(selected(selector, [entry[:2] for entry in sweeps])))
+def _choose(parents: list[Run], selector: str, where: str) -> list[Run]:
+    """Returns the runs of the newest sweep of that name, or of the one whose digest begins so.
+
+    ``parents``: the newest first.
+    """
+    sweeps = [(str(run.info.run_name), run.data.tags.get("ringray.sweep", "")) for run in parents]
+    names = {name for name, _ in sweeps}
+    digests = selected(selector, sweeps)
     if not digests:
         others = ", ".join(sorted(names)[:10]) or "none of ringray's"
         raise UserError(
@@ -167,14 +176,7 @@ def _choose(parents: list[Run], selector: str, where: str) -> tuple[SweepInfo, f
     if len(digests) > 1 and selector not in names:
         several = ", ".join(digest[:12] for digest in digests)
         raise UserError(f"sweep {selector!r} is not unique at {where}: {several}; give more digits")
-    for _, digest, sweep in sweeps:
-        if sweep and digest in digests:
-            return sweep
-    raise UserError(
-        f"sweep {selector!r} at {where} cannot be rebuilt: its parent run lacks the tags that hold "
-        "it (another version of ringray wrote it, or its tags were changed); start anew: "
-        "`ringray run SPEC`"
-    )
+    return [run for run in parents if run.data.tags.get("ringray.sweep") == digests[0]]
 
 
 def main() -> int:
@@ -186,7 +188,7 @@ def main() -> int:
         path, selector, uri = driver.recv()
         answer: tuple[Any, ...]
         if path is None:
-            answer = read(client_of(uri), selector)
+            answer = read_run(client_of(uri), selector)
         else:
             with Store(path, create=False) as store:
                 # Not a Restored, which is __main__.Restored here and unknown to the driver.

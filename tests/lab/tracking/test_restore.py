@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
+import zlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringray.base.errors import UserError
 from ringray.lab.store.store import Store
-from ringray.lab.tracking import archive as kept
+from ringray.lab.tracking import archive
 from ringray.lab.tracking import location as place
-from ringray.lab.tracking.restore import Restored, fetched, read, rebuild, restore
-from ringray.lab.trial.outcome import NOT_REQUESTED, UNKNOWN, Outcome, SweepInfo
-from tests.support.tracking_store import DIGEST, ENVIRONMENT, begin, client, outcome, runs, trials
+from ringray.lab.tracking.restore import Restored, fetched, read_run, rebuild, restore
+from ringray.lab.trial.outcome import UNKNOWN, Outcome, SweepInfo
+from tests.support.tracking_store import (
+    DIGEST,
+    ENVIRONMENT,
+    begin,
+    client,
+    opened,
+    outcome,
+    runs,
+    trials,
+)
 
 
 def _project(store: Store, experiment: str = "quick", digest: str = DIGEST) -> None:
@@ -24,7 +38,7 @@ def _project(store: Store, experiment: str = "quick", digest: str = DIGEST) -> N
     projection.refresh()
     for row in store.changed_since(digest, 0)[0]:
         projection.write(row)
-    projection.summarise()
+    projection.log_files()
 
 
 def _rebuilt(path: Path, selector: str = "quick") -> Restored:
@@ -32,7 +46,14 @@ def _rebuilt(path: Path, selector: str = "quick") -> Restored:
         return rebuild(client(), fresh, selector, place.resolve_uri(None))
 
 
-def _measured(store: Store) -> None:
+@pytest.fixture(scope="module")
+def tracked(tmp_path_factory: pytest.TempPathFactory, schema: Path) -> Iterator[Store]:
+    """A store of seven ended trials, one of them measured twice, that MLflow has too."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield from map(_measure, opened(tmp_path_factory.mktemp("home"), patch, schema))
+
+
+def _measure(store: Store) -> Store:
     begin(store, trials(8, pruned=(7,)))
     for index, status in enumerate(("ok", "oom", "failed", "timeout", "ok")):
         store.record(DIGEST, trials(8)[index].key, outcome(index, status))
@@ -42,22 +63,39 @@ def _measured(store: Store) -> None:
         ENVIRONMENT | {"chosen": {"source": "tuned"}, "other": "host"},
     )  # fmt: skip
     store.record(DIGEST, trials(8)[0].key, long)
-    store.record(DIGEST, trials(8)[5].key, replace(long, reason="with 'quotes' \x07 and more"))
-
-
-def test_everything_comes_back(store: Store, tmp_path: Path) -> None:
-    _measured(store)
+    store.record(DIGEST, trials(8)[5].key, replace(long, reason="with 'quotes' \x07 and \u2028"))
     _project(store)
+    return store
+
+
+@pytest.fixture
+def measured(tracked: Store) -> Iterator[Store]:
+    """The same store, whose lines in MLflow a test may change."""
+    file = Path(runs()[0][0].info.artifact_uri) / archive.TRIALS
+    before = file.read_bytes()
+    yield tracked
+    file.write_bytes(before)
+
+
+def _parent() -> str:
+    return str(runs()[0][0].info.run_id)
+
+
+def _lines() -> list[str]:
+    return (Path(runs()[0][0].info.artifact_uri) / archive.TRIALS).read_text().splitlines()
+
+
+def test_everything_comes_back(measured: Store, tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     assert _rebuilt(path) == Restored(DIGEST, "quick", added=7, unreadable=0, earlier=1)
     with Store(path) as fresh:
-        old, new = store.find("quick"), fresh.find("quick")
+        old, new = measured.find("quick"), fresh.find("quick")
         assert replace(new, status=old.status, updated=old.updated, total=8) == old
         assert new.status == "interrupted"
         begin(fresh, trials(8, pruned=(7,)))
-        for before, after in zip(store.trials(DIGEST), fresh.trials(DIGEST), strict=True):
+        for before, after in zip(measured.trials(DIGEST), fresh.trials(DIGEST), strict=True):
             assert after == before
-            assert fresh.sequence(DIGEST, after.key) == store.sequence(DIGEST, before.key)
+            assert fresh.sequence(DIGEST, after.key) == measured.sequence(DIGEST, before.key)
     # A second time there is nothing to add; what the store has measured since is not replaced.
     with Store(path) as fresh:
         fresh.record(DIGEST, trials(8)[1].key, outcome(1, "ok", shift=50.0))
@@ -67,26 +105,53 @@ def test_everything_comes_back(store: Store, tmp_path: Path) -> None:
         assert fresh.trials(DIGEST) == newer
 
 
-def test_a_password_in_the_spec_stays_at_home(store: Store) -> None:
+def _in_tags(name: str, content: dict[str, Any]) -> dict[str, str]:
+    """The tags in which earlier versions kept a row."""
+    text = base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()
+    pieces = [text[start : start + 4900] for start in range(0, len(text), 4900)]
+    rest = {f"{name}.{number}": piece for number, piece in enumerate(pieces[1:], start=1)}
+    return {name: f"{len(pieces)}:{pieces[0]}"} | rest
+
+
+def test_runs_of_earlier_versions_are_read(measured: Store, tmp_path: Path) -> None:
+    mlflow, (parents, children) = client(), runs()
+    sweep, *recordings = map(json.loads, _lines())
+    tags = {parents[0].info.run_id: _in_tags("mlflow.ringray.sweep", sweep)}
+    for content in recordings:
+        if content.pop("current"):  # of trial 0 the earlier recording lacks its tag
+            packed = _in_tags("mlflow.ringray.trial", content)
+            tags[children[content["key"]].info.run_id] = packed
+    for run, named in tags.items():
+        for name, text in named.items():
+            mlflow.set_tag(run, name, text)
+    mlflow.delete_tag(children[trials(8)[5].key].info.run_id, "mlflow.ringray.trial.1")
+    (Path(parents[0].info.artifact_uri) / archive.TRIALS).unlink()
+    path = tmp_path / "new.db"
+    assert _rebuilt(path) == Restored(DIGEST, "quick", added=6, unreadable=2, earlier=0)
+    with Store(path) as fresh:
+        before = {row.key: row for row in measured.trials(DIGEST)}
+        after = fresh.trials(DIGEST)
+        assert all(row == before[row.key] for row in after if row.status)
+
+
+def test_a_password_in_the_spec_stays_at_home(tmp_path: Path) -> None:
     spec = {"name": "quick", "tracking": {"uri": "http://me:hush@host", "experiment": "e"}}
     source = "name: quick\ntracking: {uri: 'http://me:hush@host', experiment: e}\n"
-    store.begin(SweepInfo(DIGEST, "quick", "latency", spec, source, ENVIRONMENT), trials(1))
-    found = kept.sweep_of(kept.sweep_tags(store.find("quick")))
-    assert found is not None
-    assert found[0].spec == {"name": "quick", "tracking": {"uri": None, "experiment": "e"}}
-    assert "hush" not in repr(found)
+    with Store(tmp_path / "store.db") as store:
+        store.begin(SweepInfo(DIGEST, "quick", "latency", spec, source, ENVIRONMENT), trials(1))
+        (line,) = archive.lines(store, DIGEST)
+    assert json.loads(line)["spec"]["tracking"] == {"uri": None, "experiment": "e"}
+    assert "hush" not in line
 
 
-def test_only_what_is_missing_is_added(store: Store, tmp_path: Path) -> None:
-    _measured(store)
-    _project(store)
+def test_only_what_is_missing_is_added(measured: Store, tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     with Store(path) as fresh:
         nameless = SweepInfo(DIGEST, "lost-cafe", UNKNOWN, {}, "", {})  # as recover leaves it
         fresh.restore(nameless, 0.0, [])
     assert _rebuilt(path).added == 7
     with Store(path) as fresh:
-        assert fresh.find("quick").source == store.find("quick").source
+        assert fresh.find("quick").source == measured.find("quick").source
     path = tmp_path / "other.db"
     with Store(path) as fresh:
         begin(fresh, trials(8))
@@ -96,90 +161,51 @@ def test_only_what_is_missing_is_added(store: Store, tmp_path: Path) -> None:
         assert fresh.find("quick").counts == {"ok": 4, "oom": 1, "timeout": 1, "pruned": 1}
 
 
-def test_a_run_that_was_tampered_with_is_measured_again(store: Store, tmp_path: Path) -> None:
-    _measured(store)
-    _project(store)
-    mlflow, (_, children) = client(), runs()
-    ids = [children[trial.key].info.run_id for trial in trials(6)]
-    mlflow.delete_tag(ids[0], f"{kept.TRIAL_TAG}.1")  # a piece of a long one
-    mlflow.set_tag(ids[1], kept.TRIAL_TAG, "1:bm90IHppcHBlZA==")
-    mlflow.set_tag(ids[2], "ringray.record", "0" * 16)
-    mlflow.delete_tag(ids[3], kept.TRIAL_TAG)
-    mlflow.delete_run(ids[4])
-    found = _rebuilt(tmp_path / "new.db")
-    assert (found.added, found.unreadable) == (3, 4), "one has an earlier run"
+def test_lines_that_cannot_be_read_are_measured_again(measured: Store, tmp_path: Path) -> None:
+    lines = _lines()
+    lines[1] = lines[1][:-1]
+    lines[2] = lines[2].replace('"key": "', '"key": "../')
+    lines[3] = lines[3].replace('"status": "oom"', '"status": "done"')
+    lines[-1:] = ["[]", "null"]
+    client().log_text(_parent(), "\n".join(lines), archive.TRIALS)
+    restored = _rebuilt(tmp_path / "new.db")
+    assert (restored.added, restored.earlier, restored.unreadable) == (4, 0, 5)
 
 
-def test_a_run_is_read_without_a_store_and_stays_as_it_is(store: Store) -> None:
-    _measured(store)
-    _project(store)
-    (parent,), children = runs()
-    tags = [run.data.tags for run in (parent, *children.values())]
-    info, rows = fetched(parent.info.run_id)
-    assert info.spec == store.find("quick").spec
-    ended = [row for row in store.trials(DIGEST) if row.status is not None]
+def test_a_run_is_read_without_a_store(measured: Store) -> None:
+    sweep, rows = read_run(client(), _parent())
+    assert sweep.spec == measured.find("quick").spec
+    ended = [row for row in measured.trials(DIGEST) if row.status is not None]
     current = {row.key: row for row in rows}  # the last of each
     assert [current[row.key] for row in ended] == ended
     assert len(rows) == len(ended) + 1, "with the earlier measurement"
-    (after,), others = runs()
-    assert [run.data.tags for run in (after, *others.values())] == tags
     with pytest.raises(UserError, match="is not the run of a sweep"):
-        read(client(), children[trials(1)[0].key].info.run_id)
-    with pytest.raises(UserError, match="not found"):
-        fetched("0" * 32)
+        read_run(client(), runs()[1][trials(1)[0].key].info.run_id)
 
 
-def test_what_is_not_there_is_said(store: Store, tmp_path: Path) -> None:
+def test_what_is_not_there_is_said(measured: Store, tmp_path: Path) -> None:
     path = tmp_path / "new.db"
-    with pytest.raises(UserError, match=r"no sweep 'quick' in MLflow at .* has none of ringray's"):
-        _rebuilt(path)
-    _measured(store)
-    _project(store)
     other = "cafe1" + "0" * 59
-    store.begin(SweepInfo(other, "another", "latency", {}, "", ENVIRONMENT), trials(1))
-    _project(store, "elsewhere", other)
-    with pytest.raises(UserError, match=r"no sweep 'quack' .* has another, quick"):
+    measured.begin(SweepInfo(other, "another", "latency", {}, "", ENVIRONMENT), trials(1))
+    _project(measured, "elsewhere", other)
+    with pytest.raises(UserError, match=r"no sweep 'quack' in MLflow at .* has another, quick"):
         _rebuilt(path, "quack")
     with pytest.raises(UserError, match=r"'cafe' is not unique .*give more digits"):
         _rebuilt(path, "cafe")
     assert _rebuilt(path, "CAFE1").name == "another"
-    (parent,), _ = runs()
-    client().delete_tag(parent.info.run_id, kept.SWEEP_TAG)
-    with pytest.raises(UserError, match=r"'cafec' .* cannot be rebuilt: its parent run lacks"):
-        _rebuilt(path, "cafec")
-    with pytest.raises(UserError, match=r"'quick' .* cannot be rebuilt"):
-        _rebuilt(path, "quick")
+    client().log_text(_parent(), "", archive.TRIALS)
+    for selector in ("cafec", "quick"):
+        with pytest.raises(UserError, match=rf"'{selector}' .* cannot be rebuilt: its run lacks"):
+            _rebuilt(path, selector)
     # Its tracker or a sync puts that right.
-    _project(store)
+    _project(measured)
     assert _rebuilt(path, "quick").added == 7
 
 
-def test_points_that_never_ran_have_no_runs_beyond_the_first(store: Store) -> None:
-    pruned = tuple(range(1, 51))
-    begin(store, trials(60, pruned=pruned))
-    for index in range(51, 60):
-        store.record(DIGEST, trials(60)[index].key, Outcome("pruned", NOT_REQUESTED, point="p"))
-    store.record(DIGEST, trials(60)[0].key, outcome(0))
-    for _ in range(2):  # the same again when it is taken up
-        _project(store)
-        (parent,), children = runs()
-        statuses = [run.data.tags["ringray.status"] for run in children.values()]
-        assert (statuses.count("ok"), statuses.count("pruned")) == (1, 36)
-        note = parent.data.tags["mlflow.note.content"]
-        assert "23 of the pruned points have no run of their own" in note
-        assert parent.data.metrics["trials_pruned"] == 59
-    # One that is run after all gets its run.
-    store.record(DIGEST, trials(60)[55].key, outcome(55))
-    _project(store)
-    assert runs()[1][trials(60)[55].key].data.tags["ringray.status"] == "ok"
-
-
 @pytest.mark.exhaustive
-def test_by_a_process_of_its_own(store: Store, tmp_path: Path) -> None:
-    _measured(store)
-    _project(store)
+def test_by_a_process_of_its_own(measured: Store, tmp_path: Path) -> None:
     path = tmp_path / "new.db"
     Store(path).close()
     assert restore(path, "quick", None) == Restored(DIGEST, "quick", 7, 0, 1)
-    with pytest.raises(UserError, match="no sweep 'quack' in MLflow"):
-        restore(path, "quack", None)
+    with pytest.raises(UserError, match="not found"):
+        fetched("0" * 32)

@@ -67,7 +67,7 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
     artifacts = {file.path for file in mlflow.list_artifacts(parent.info.run_id)}
     assert artifacts == {
         "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
-        "report.html",
+        "report.html", "trials.jsonl",
     }  # fmt: skip
     assert str(store.path.parent / "artifacts") in parent.info.artifact_uri
     log = tracker._worker.log_path
