@@ -15,7 +15,6 @@ import yaml
 import ringray
 from ringray import transport
 from ringray.attention import arguments
-from ringray.base import deadline
 from ringray.lab import cli
 from ringray.lab.cluster import (
     access,
@@ -227,11 +226,6 @@ STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
         "docs/faults.md",
         "| {} (embedded) or {}, and {} to end in order |",
         lambda: [watch.LOOK_S, watch.LOST_S, watch.END_S],
-    ),
-    (
-        "docs/faults.md",
-        "| {} for one to come, {} for one that does not read |",
-        lambda: [deadline.READER_S, deadline.WRITE_S],
     ),
     ("docs/faults.md", "of which the last {} stay", lambda: [embedded.LOGS]),
     ("docs/cluster.md", "no nodes for the group for {} s", lambda: [placement_wait.NEVER_S]),

@@ -6,22 +6,16 @@ ends by ``end``: Python would wait at exit for what they hold. Imports nothing h
 
 from __future__ import annotations
 
-import errno
 import os
-import re
-import select
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 SAY_S = 25.0  # seconds between two lines about a wait
-READER_S = 20.0  # seconds for a pipe to have a reader
-WRITE_S = 600.0  # seconds for a reader to make place in a pipe: a pager may wait for its user
 LOOK_S = 1.0  # seconds between two looks at what is waited for
 _left: list[threading.Thread] = []  # with a call that did not end in time
 
@@ -86,48 +80,6 @@ class WaitNotice:
     def heard(self) -> None:
         """Notes that something was said or seen just now."""
         self._began = self._said = time.monotonic()
-
-
-def opened(path: Path, flags: int) -> int:
-    """Opens a file to write it, and returns its number; waits ``READER_S`` for a pipe's reader.
-    No link is followed but those of the system, such as /dev/stdout.
-
-    Raises:
-        OSError: it cannot be written, or nobody reads it.
-    """
-    until = time.monotonic() + READER_S
-    flags |= 0 if is_stream(path) else os.O_NOFOLLOW
-    while True:
-        try:
-            return os.open(path, flags | os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
-        except OSError as error:
-            if error.errno != errno.ENXIO or not path.is_fifo():
-                raise
-            if time.monotonic() > until:
-                raise TimeoutError(f"nobody reads this pipe for {READER_S:g} s") from None
-        time.sleep(0.05)
-
-
-def is_stream(path: Path) -> bool:
-    """Tells whether a path names a stream or a device by the system's own names."""
-    return re.fullmatch(r"/dev(/fd)?|/proc/[^/]+/fd", str(path.parent)) is not None
-
-
-def write(file: int, data: bytes, what: str) -> None:
-    """Writes all of ``data`` to what ``opened`` returned; ``what``: for messages.
-
-    Raises:
-        OSError: it cannot be written, or nobody reads it for ``WRITE_S``.
-    """
-    until, reminder = time.monotonic() + WRITE_S, WaitNotice()
-    while data:
-        try:
-            data = data[os.write(file, data) :]
-        except BlockingIOError:
-            if time.monotonic() > until:
-                raise TimeoutError(f"nobody reads this pipe for {WRITE_S:g} s") from None
-            reminder(f"a reader of {what}")
-            select.select([], [file], [], 1.0)
 
 
 def end(code: int) -> NoReturn:

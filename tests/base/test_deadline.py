@@ -5,12 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
 from ringray.base import deadline, web
-from tests.support.bad_servers import HANGING, bad_server
+from tests.support.bad_servers import bad_server
 
 
 def test_a_call_in_time_returns_or_raises_what_it_does() -> None:
@@ -33,11 +32,10 @@ def test_a_call_without_end_is_left_behind_and_said(
 def test_a_thread_lives_as_long_as_what_it_started() -> None:
     until = threading.Event()
     thread = deadline.within(600, "it", threading.current_thread, until=until)
-    time.sleep(0.05)
+    thread.join(0.05)
     assert thread.is_alive()
     until.set()
     thread.join()
-    assert not thread.is_alive()
 
 
 def test_a_process_with_a_call_left_behind_ends_with_its_code() -> None:
@@ -57,25 +55,7 @@ deadline.end(2)
     assert (done.returncode, done.stdout, done.stderr) == (2, "said\n", "")
 
 
-def test_a_wait_is_said_again_and_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(deadline, "SAY_S", 0.0)
-    reminder = deadline.WaitNotice()
-    reminder("rain")
-    reminder("rain")
-    monkeypatch.setattr(deadline, "SAY_S", 60.0)
-    reminder("rain")
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
-    assert said[0].startswith("ringray: waiting for rain, 0 s")
-
-
-@pytest.mark.parametrize("kind", [*HANGING, "closing", "garbage"])
+@pytest.mark.parametrize("kind", ["silent", "dribbling", "garbage"])
 def test_no_server_keeps_a_request_beyond_its_deadline(kind: str) -> None:
-    with bad_server(kind) as port:
-        if kind == "endless-body":  # whose start is enough
-            assert len(web.get(f"http://127.0.0.1:{port}/", 600).body) == web.MOST
-            return
-        with pytest.raises(OSError):
-            web.get(f"http://127.0.0.1:{port}/", 0.4)
+    with bad_server(kind) as port, pytest.raises(OSError):
+        web.get(f"http://127.0.0.1:{port}/", 0.4)

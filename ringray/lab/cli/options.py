@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ringray.base import deadline
+from ringray.base import output_files
 from ringray.base.errors import UserError, reason_of
 
 Command = Callable[[argparse.Namespace], int]
@@ -36,11 +36,12 @@ SPEC = Option("spec", metavar="SPEC", help="YAML file")
 SWEEP = Option("sweep", metavar="SWEEP", help="name, or the start of its digest")
 _SET_HELP = "another value for a field of the spec, as problem.seq_len=64k; repeatable"
 SET = Option("--set", metavar="FIELD=VALUE", action="append", default=[], help=_SET_HELP)
-ADDRESS = Option("--address", metavar="A", help="Ray (default: RAY_ADDRESS, else a local Ray)")
+_GCS_HELP = "a running Ray, by default port 6379 (default: RAY_ADDRESS, else a local Ray)"
+ADDRESS = Option("--address", metavar="HOST:PORT", help=_GCS_HELP)
 JSON = Output("--json", metavar="F", help="append a JSON line per trial to F; - is stdout")
 _HEAD_HELP = "read the store on a cluster's head: http://HOST:8265"
 ON_HEAD = Option("--address", metavar="URL", help=_HEAD_HELP)
-DASHBOARD = Option("--address", metavar="URL", help="dashboard of the head: http://HOST:8265")
+DASHBOARD = Option("--address", metavar="URL", help="dashboard of the head, http://HOST:8265")
 STORE = Option("--store", metavar="F", help="store file (default: RINGRAY_HOME/store.db)")
 _FORCE_HELP = "measure also points that their prediction rules out"
 FORCE = Option("--all", action="store_true", help=_FORCE_HELP)
@@ -77,10 +78,8 @@ def write(option: str, path: str, text: str | bytes, flag: int = os.O_TRUNC) -> 
     if path == "-":
         print(data.decode(), end="", flush=True)
         return
-    with writing(path, option):
-        file = deadline.opened(Path(path), flag)
-        with os.fdopen(file, "wb"):
-            deadline.write(file, data, f"{option} {path}")
+    with writing(path, option), os.fdopen(output_files.opened(Path(path), flag), "wb") as file:
+        file.write(data)
 
 
 def append(path: str, lines: str) -> None:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from ringray.base import deadline, private_files
-from ringray.base.errors import UserError, reason_of
+from ringray.base import private_files
+from ringray.base.errors import UserError
+from ringray.base.output_files import is_stream
 from ringray.lab.cli.options import Option, Output
 from ringray.lab.cluster.job_folder import check_lasting
 
 _ENDINGS = ("", *private_files.COMPANIONS, ".snapshot")  # of a database and its companions
 _FOLDERS = ("tuned", "hardware", "logs", "artifacts", "running")  # in the home folder
-_LOOK = 4096  # bytes
-_WRITABLE = (stat.S_IFREG, stat.S_IFIFO, stat.S_IFCHR)
 _WAY_OUT = "name another file"
 
 
@@ -31,64 +28,65 @@ def check_outputs(options: Sequence[Option], arguments: argparse.Namespace) -> N
             check_file(output.names[0], name, arguments, folder=output.folder, new=output.new)
 
 
-class Allowed(NamedTuple):
-    """Kinds of files that an output may be. ``folder``, ``new``: as in :class:`Output`; ``binary``:
-    the present file need not be text."""
-
-    folder: bool = False
-    new: bool = False
-    binary: bool = False
-
-
 def check_file(
-    option: str, name: str, arguments: argparse.Namespace, *inputs: Path | None, **allowed: bool
+    option: str,
+    name: str,
+    arguments: argparse.Namespace,
+    *inputs: Path | None,
+    folder: bool = False,
+    new: bool = False,
 ) -> None:
     """Checks a file for output before anything is written to it; "-" is stdout.
 
     Args:
         arguments: every file that they name is an input; ``inputs``: further ones.
-        allowed: the fields of :class:`Allowed`.
+        folder, new: as in :class:`Output`.
 
     Raises:
-        UserError: it is a link, an input or beside one, a file that ringray keeps, no file, holds
-            something binary, or would not outlast the job that this process is.
+        UserError: it is a link, an input or beside one, a file that ringray keeps, no file, or
+            would not outlast the job that this process is.
     """
+    path = Path(name)
     if name == "-":
         return
-    if wrong := _wrong(Path(name), arguments, inputs, Allowed(**allowed)):
+    wrong = _wrong_kind(path, folder)
+    if wrong is None and is_stream(path):
+        return
+    if wrong is None:
+        wrong = _wrong_place(path, (*inputs, *_inputs(arguments)))
+    if wrong is None and new:
+        wrong = _not_new(path, arguments)
+    if wrong is not None:
         raise UserError(f"{option} {name}: {wrong}")
-    if not deadline.is_stream(Path(name)):
-        check_lasting(option, Path(name))
+    check_lasting(option, path)
 
 
-def _wrong(
-    path: Path, arguments: argparse.Namespace, inputs: Sequence[Path | None], allowed: Allowed
-) -> str | None:
-    if path.is_symlink() and not deadline.is_stream(path):
+def _wrong_kind(path: Path, folder: bool) -> str | None:
+    if path.is_symlink() and not is_stream(path):
         return f"is a link, to {path.readlink()}; {_WAY_OUT}"
-    kind = stat.S_IFMT(path.stat().st_mode) if path.exists() else stat.S_IFREG
-    if kind not in ((*_WRITABLE, stat.S_IFDIR) if allowed.folder else _WRITABLE):
-        return "is a folder; name a file in it" if path.is_dir() else f"is no file; {_WAY_OUT}"
-    if deadline.is_stream(path):
-        return None
+    if path.is_dir():
+        return None if folder else "is a folder; name a file in it"
+    if path.exists() and not (path.is_file() or path.is_fifo() or path.is_char_device()):
+        return f"is no file; {_WAY_OUT}"
+    return None
+
+
+def _wrong_place(path: Path, inputs: Sequence[Path | None]) -> str | None:
     place, home = path.resolve(), private_files.home().resolve()
-    for source in (*inputs, *_inputs(arguments), home / "store.db", home / "mlflow.db"):
+    for source in (*inputs, home / "store.db", home / "mlflow.db"):
         if source is not None and _is_of(place, source.resolve()):
             return f"would replace {place}, which is an input or beside one; {_WAY_OUT}"
     if any(place.is_relative_to(home / name) for name in _FOLDERS):
         return f"lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
-    if not path.is_file():
-        lacks = allowed.new and not path.parent.is_dir()
-        return f"there is no folder {path.parent}; make it first" if lacks else None
-    try:
-        with private_files.regular(path) as file:
-            holds_text = allowed.binary or b"\0" not in file.read(_LOOK)
-    except OSError as error:
-        return f"cannot be read: {reason_of(error)}"
-    if not holds_text:
-        return f"holds something that is no text; {_WAY_OUT}"
-    refused = allowed.new and not arguments.force
-    return f"exists; {_WAY_OUT}, or give --force" if refused else None
+    return None
+
+
+def _not_new(path: Path, arguments: argparse.Namespace) -> str | None:
+    if path.is_file() and not arguments.force:
+        return f"exists; {_WAY_OUT}, or give --force"
+    if not path.parent.is_dir():
+        return f"there is no folder {path.parent}; make it first"
+    return None
 
 
 def _is_of(path: Path, database: Path) -> bool:

@@ -81,6 +81,6 @@ def _write_pictures(arguments: argparse.Namespace, sweeps: list[_Sweep]) -> None
     with writing(arguments.png, "--png"):
         folder.mkdir(exist_ok=True)
     for name in drawn:
-        check_file("--png", str(folder / name), arguments, new=True, binary=True)
+        check_file("--png", str(folder / name), arguments, new=True)
     for name, png in drawn.items():
         write("--png", str(folder / name), png)

@@ -15,7 +15,7 @@ from typing import TextIO
 
 from rich.console import Console
 
-from ringray.base import deadline, provenance, units
+from ringray.base import output_files, provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import AGAIN, MEASURING, SET, SPEC, SWEEP, Option, options, writing
@@ -231,7 +231,7 @@ def _json_path(name: str | None) -> Path | None:
     path = Path(name)
     if not path.is_fifo():  # that the driver opens once: its reader ends with its first writer
         with writing(name):
-            os.close(deadline.opened(path, os.O_APPEND))
+            os.close(output_files.opened(path, os.O_APPEND))
     return path
 
 

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ringray.base import deadline, provenance
+from ringray.base import output_files, provenance
 from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.lab.store.value_types import is_trial
 from ringray.lab.trial.outcome import SweepInfo, TrialRow, record_line
@@ -80,7 +80,7 @@ class Lines:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = deadline.opened(path, os.O_APPEND)
+            file = output_files.opened(path, os.O_APPEND)
         except OSError as error:
             why = f"{reason_of(error)}; name a file that can be written"
             raise UserError(f"--json {path}: {why}") from None
@@ -140,11 +140,11 @@ class Lines:
         if self._path is None or not lines:
             return
         data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-        file = self._pipe or deadline.opened(self._path, os.O_APPEND)
+        file = self._pipe or output_files.opened(self._path, os.O_APPEND)
         try:
             before = os.fstat(file)
             try:
-                deadline.write(file, data, f"--json {self._path}")
+                output_files.write(file, data)
             except OSError as error:
                 if isinstance(error, BrokenPipeError) and self._pipe is None:
                     raise
