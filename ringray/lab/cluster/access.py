@@ -32,44 +32,25 @@ def use_given_token() -> None:
     the mode once.
 
     Raises:
-        PlaceError: the token is none, and Ray itself would end the process, or others may read it.
+        PlaceError: the token cannot be used, and Ray itself would end the process.
     """
     if "RAY_AUTH_MODE" not in os.environ and any(name in os.environ for name in TOKENS):
         os.environ["RAY_AUTH_MODE"] = "token"
     check_token()
-    secret = Path(os.environ.get(TOKENS[1]) or "~/.ray/auth_token").expanduser()
-    used = TOKENS[1] in os.environ or os.environ.get("RAY_AUTH_MODE") == "token"
-    if TOKENS[0] not in os.environ and used and others_may_read(secret):
-        raise PlaceError(
-            f"{secret} holds the cluster's token and others may read it: chmod 600 {secret}"
-        )
 
 
 def check_token() -> None:
     """Raises PlaceError if Ray's token cannot be read or cannot stand in a header."""
     value, path = map(os.environ.get, TOKENS)
-    name = TOKENS[1] if value is None else TOKENS[0]
     try:
         token = Path(path).read_text("utf-8") if value is None and path else value or ""
     except (OSError, ValueError) as error:
-        why = reason_of(error) if isinstance(error, OSError) else error
-        raise PlaceError(f"{name}: the file {path} cannot be read: {why}") from None
-    # Of spaces, Ray itself ignores those around it.
-    if any(not "!" <= character <= "~" for character in token.strip()):
         raise PlaceError(
-            f"the token of {name} has a space, a control character or one beyond ASCII, which no "
-            "token of Ray has"
-        )
-
-
-def others_may_read(path: Path) -> bool:
-    """Returns whether a file of this user is open to others; one that the system mounts may be."""
-    try:
-        status = path.stat()
-        reached = all(folder.stat().st_mode & 0o011 for folder in path.resolve().parents)
-    except OSError:
-        return False
-    return status.st_uid == os.getuid() and bool(status.st_mode & 0o077) and reached
+            f"{TOKENS[1]}: the file {path} cannot be read: {reason_of(error)}"
+        ) from None
+    if not re.fullmatch("[!-~]*", token.strip()):  # Ray ignores spaces around it
+        name = TOKENS[0] if value is not None else TOKENS[1]
+        raise PlaceError(f"{name}: a token of Ray has no character such as a space or a line's end")
 
 
 def check(address: str) -> None:

@@ -118,7 +118,7 @@ def follow(
                 with answering(url):
                     if remote is None or log is None or remote.ended():
                         remote, rest = RemoteCommand(client, shipment, *command), ""
-                        log = JobLog(client, remote.name, write, remote.ended)
+                        log = JobLog(client, remote.name, write)
                     log.follow()
                     if not heard and remote.ended():
                         why = client.get_job_info(remote.name).message

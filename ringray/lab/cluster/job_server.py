@@ -7,11 +7,9 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-from ringray.base.deadline import within
 from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.base.redaction import plain, shown
 from ringray.lab.cluster import access, ray_private
@@ -67,8 +65,7 @@ def connect(url: str) -> Any:
 
     class Client(JobSubmissionClient):
         def _do_request(self, *arguments: Any, **options: Any) -> Any:
-            ask = partial(super()._do_request, *arguments, **{"timeout": CALL_S, **options})
-            return within(CALL_S, f"the Ray at {url}", ask)
+            return super()._do_request(*arguments, **{"timeout": CALL_S, **options})
 
     # Ray prefers its variables to the address given.
     aside = {name: os.environ.pop(name) for name in _ADDRESSES if name in os.environ}
@@ -82,7 +79,6 @@ def connect(url: str) -> Any:
 @contextlib.contextmanager
 def answering(url: str) -> Iterator[None]:
     """Turns what Ray's client raises into PlaceError."""
-    import requests
     from ray.exceptions import AuthenticationError
 
     try:
@@ -91,15 +87,11 @@ def answering(url: str) -> Iterator[None]:
         if error.message.startswith(("Authentication failed", "Authentication required")):
             raise PlaceError(access.refused_token(url)) from None
         raise PlaceError(access.no_token(url, error.message)) from None
-    except requests.JSONDecodeError as error:
-        raise PlaceError(_unknown(url, f"its answer is not JSON: {reason_of(error)}")) from error
-    except OSError as error:  # base class of requests' errors
-        raise PlaceError(f"the Ray at {url} no longer answers: {reason_of(error)}") from error
-    except RecursionError as error:
-        raise PlaceError(_unknown(url, "its answer is nested too deeply")) from error
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Of Ray's client, which parses an answer.
-        raise PlaceError(_unknown(url, f"its answer has {_last_line(error)}")) from error
+        raise PlaceError(_unknown(url, f"its answer is wrong: {_last_line(error)}")) from error
+    except OSError as error:  # base class of requests' errors
+        raise PlaceError(f"the Ray at {url} no longer answers: {reason_of(error)}") from error
     except RuntimeError as error:
         raise PlaceError(f"the Ray at {url} refuses: {_last_line(error)}") from error
 
@@ -124,7 +116,7 @@ def _probe(url: str) -> None:
         version = json.loads(answer.body)
         if not isinstance(version, dict) or "ray_version" not in version:
             raise ValueError("its answer has no ray_version")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise PlaceError(_unknown(url, str(error))) from None
 
 

@@ -31,7 +31,7 @@ RUNTIME_ENV: dict[str, Any] = {
 }
 INTERRUPTED = 130
 POLL_S = 0.5  # seconds between two looks at a job
-QUIET_S = 10.0  # seconds without output before a follower asks for the state of the job
+QUIET_S = 20.0  # seconds without output before a follower asks for the state of the job
 LOST_S = 60.0  # seconds without an answer before a follower gives up
 _ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9][0-9]{0,8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -191,37 +191,32 @@ class Jobs:
         """Passes the job's output to ``write`` from its beginning until the job has ended.
 
         Connects again if the connection breaks; output that was written is not repeated. If none
-        comes, asks for the state of the job, and says it.
+        comes, says the state of the job.
         """
-        reminder = WaitNotice()
+        reminder, answered = WaitNotice(), time.monotonic()
 
-        def silent() -> bool:
-            now = self.get(job)
-            if not now.ended:
-                reminder(f"job {job.id} at {self.url}, which is {now.status} and says nothing")
-            return now.ended
-
-        def heard(text: str) -> None:
+        def take(text: str) -> None:
+            nonlocal answered
+            answered = time.monotonic()
             reminder.heard()
             write(text)
 
-        log = JobLog(self._client, job.id, heard, silent)
+        log = JobLog(self._client, job.id, take)
         while True:
             try:
                 log.follow()
                 job = self.get(job)
             except PlaceError as error:
-                if time.monotonic() - log.heard > LOST_S:
+                if time.monotonic() - answered > LOST_S:
                     raise PlaceError(
                         f"no answer from {self.url} for {LOST_S:.0f} s, where job {job.id} may "
                         f"still run: {error}"
                     ) from error
                 state = "whose log cannot be read"  # and what is known of the job may be old
             else:
-                log.heard = time.monotonic()
                 if job.ended:
                     return job
-                state = f"which is {job.status}"
+                answered, state = time.monotonic(), f"which is {job.status}"
             reminder(f"job {job.id} at {self.url}, {state}")
             time.sleep(POLL_S)
 
@@ -241,35 +236,25 @@ def start(
 
 class JobLog:
     """The log of a job, each part of which is passed to ``write`` once, however often the
-    connection breaks. ``silent`` is asked when nothing has come for a while: True if the job has
-    ended. ``heard``: when something came last, on the monotonic clock."""
+    connection breaks."""
 
-    def __init__(
-        self, client: Any, id: str, write: Callable[[str], None], silent: Callable[[], bool]
-    ) -> None:
-        self._client, self._id, self._write, self._silent = client, id, write, silent
-        self.heard, self._seen = time.monotonic(), 0  # characters
+    def __init__(self, client: Any, id: str, write: Callable[[str], None]) -> None:
+        self._client, self._id, self._write = client, id, write
+        self._seen = 0  # characters
 
     def follow(self) -> None:
-        """Returns at the end of the log; PlaceError if the connection breaks."""
+        """Returns at the end of the log, or when nothing has come for ``QUIET_S``: the job may
+        have ended while the connection stays open. PlaceError if the connection breaks."""
         asyncio.run(self._tail())
 
     async def _tail(self) -> None:
         received, chunks = 0, self._client.tail_job_logs(self._id)
         while True:
-            # Not wait_for, which would end the generator when its time is up.
-            coming = asyncio.ensure_future(anext(chunks))
-            while not (await asyncio.wait({coming}, timeout=QUIET_S))[0]:
-                if self._silent():  # and the connection stays open
-                    return
-                self.heard = time.monotonic()
             try:
-                text = coming.result()
-            except StopAsyncIteration:
+                text = await asyncio.wait_for(anext(chunks), QUIET_S)
+            except (StopAsyncIteration, TimeoutError):
                 return
             except Exception as error:  # from Ray, aiohttp and the system
-                if received:  # until now there was a connection
-                    self.heard = time.monotonic()
                 raise PlaceError(reason_of(error)) from error
             received += len(text)  # each connection repeats the log from its beginning
             if received > self._seen:

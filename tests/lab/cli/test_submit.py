@@ -5,16 +5,12 @@ from __future__ import annotations
 import runpy
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ringray.lab import cli
 from tests.support.job_server import PLAN, SHORT, URL, Server, ends
 from tests.support.small_spec import SMALL
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_submit_follows_and_exits_as_the_sweep(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import threading
+import os
 from pathlib import Path
 
 import pytest
@@ -47,8 +46,6 @@ def test_a_refused_token_is_named(
 
 
 def test_a_token_that_is_given_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
     for name in ("RAY_AUTH_MODE", *access.TOKENS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -60,20 +57,6 @@ def test_a_token_that_is_given_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     access.use_given_token()
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
-
-
-def test_what_answers_may_be_no_ray() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            one, _ = server.accept()
-            with one:
-                one.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        threading.Thread(target=answer, daemon=True).start()
-        port = server.getsockname()[1]
-        with pytest.raises(PlaceError, match=f"the server at 127.0.0.1:{port} is not Ray"):
-            access.check(f"127.0.0.1:{port}")
 
 
 def test_a_dashboard_is_for_jobs() -> None:
@@ -118,43 +101,16 @@ def test_what_the_plain_command_sends(tmp_path: Path) -> None:
     assert sent - {".gitignore", ".rayignore"} == wanted
 
 
-def test_a_token_file_that_others_may_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("token", [None, "two words", "ümlaut"])
+def test_a_token_that_ray_would_end_the_process_for_is_refused(
+    token: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in access.TOKENS:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    token = tmp_path / "cluster.token"
-    token.write_text("secret-token\n")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
-    token.chmod(0o640)
-    monkeypatch.setattr(access, "others_may_read", lambda path: path.stat().st_mode & 0o077)
-    with pytest.raises(PlaceError, match=f"others may read it: chmod 600 {token}"):
-        access.use_given_token()
-    token.chmod(0o600)
-    access.use_given_token()
-    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH")
-    (tmp_path / ".ray").mkdir()
-    default = tmp_path / ".ray" / "auth_token"
-    default.write_text("secret-token")
-    default.chmod(0o604)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    access.use_given_token()
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(PlaceError, match="chmod 600"):
-        access.use_given_token()
-
-
-def test_a_file_in_a_closed_folder_is_closed(tmp_path: Path) -> None:
-    token = tmp_path / "a" / "b" / "token"
-    token.parent.mkdir(parents=True)
-    token.write_text("x")
-    token.chmod(0o644)
-    open_ones = [folder for folder in tmp_path.parents if folder.stat().st_mode & 0o011]
-    reached = len(open_ones) == len(tmp_path.parents)
-    tmp_path.chmod(0o755)
-    assert access.others_may_read(token) == reached
-    tmp_path.chmod(0o700)
-    assert not access.others_may_read(token)
-    assert not access.others_may_read(tmp_path / "none")
+    path = tmp_path / "token"
+    if token is not None:
+        path.write_text(token)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    with pytest.raises(PlaceError, match=r"RAY_AUTH_TOKEN_PATH: .*(cannot be read|no character)"):
+        access.check_token()
+    path.write_text("0123abc\n")
+    access.check_token()
