@@ -32,7 +32,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn, TextIO
 
 from ringray import __version__
@@ -43,31 +43,51 @@ from ringray.base.signals import INTERRUPTED, Signals, install, quit_at_once
 from ringray.lab.cli.options import Command
 from ringray.lab.cli.outputs import check_outputs
 
-# Name: module and function, summary.
-COMMANDS = {
-    "validate": ("spec:validate", "check a spec, and report errors with line and field"),
-    "plan": ("spec:plan", "list a spec's trials: predicted time, memory, traffic"),
-    "run": ("run:run", "measure a spec's trials; skips those that the store has"),
-    "tune": ("tuning:tune", "search for the best strategy or blocks, and keep them"),
-    "tuned": ("tuning:show", "list the tuned choices; export or import them"),
-    "resume": ("run:resume", "continue a sweep; measures nothing twice"),
-    "submit": ("jobs:submit", "run a spec as a job of a Ray cluster, and follow it"),
-    "stop": ("jobs:stop", "stop the job of a sweep; it can be submitted again"),
-    "list": ("store:sweeps", "list the sweeps in the store"),
-    "watch": ("watch:watch", "show a sweep while another process or a cluster runs it"),
-    "status": ("store:status", "show the state of a sweep and its results"),
-    "compare": ("compare:compare", "compare two sweeps: what is faster or slower beyond the noise"),
-    "sync": ("store:sync", "write to MLflow the trials that it lacks of a sweep"),
-    "report": ("report:report", "write what sweeps found as one page with figures"),
-    "recover": ("store:recover", "save the readable part of a damaged store"),
-    "calibrate": ("calibrate:calibrate", "measure this machine, for `plan --on local`"),
-    "advise": ("advise:advise", "propose how to train a model with a long context on a cluster"),
-    "doctor": ("doctor:doctor", "report what this machine can run, and what is missing"),
-    "examples": ("examples:examples", "list the specs that ringray brings, or copy one"),
-    "completion": ("completion:completion", "print the completion script of a shell"),
-    "schema": ("spec:schema", "print the JSON Schema of specs, for editors"),
+# By purpose: the name of a command, its module and function, its summary.
+GROUPS = {
+    "write": {
+        "examples": ("examples:examples", "list the specs that ringray brings, or copy one"),
+        "validate": ("spec:validate", "check a spec, and report errors with line and field"),
+        "plan": ("spec:plan", "list a spec's trials: predicted time, memory, traffic"),
+        "schema": ("spec:schema", "print the JSON Schema of specs, for editors"),
+        "completion": ("completion:completion", "print the completion script of a shell"),
+    },
+    "measure": {
+        "run": ("run:run", "measure a spec's trials; skips those that the store has"),
+        "resume": ("run:resume", "continue a sweep; measures nothing twice"),
+        "tune": ("tuning:tune", "search for the best strategy or blocks, and keep them"),
+        "tuned": ("tuning:show", "list the tuned choices; export or import them"),
+    },
+    "look": {
+        "list": ("store:sweeps", "list the sweeps in the store"),
+        "status": ("store:status", "show the state of a sweep and its results"),
+        "watch": ("watch:watch", "show a sweep while another process or a cluster runs it"),
+        "report": ("report:report", "write what sweeps found as one page with figures"),
+        "compare": ("compare:compare", "tell what is faster or slower beyond the noise"),
+    },
+    "cluster": {
+        "doctor": ("doctor:doctor", "report what this machine can run, and what is missing"),
+        "submit": ("jobs:submit", "run a spec as a job of a Ray cluster, and follow it"),
+        "stop": ("jobs:stop", "stop the job of a sweep; it can be submitted again"),
+        "calibrate": ("calibrate:calibrate", "measure this machine, for `plan --on local`"),
+        "advise": ("advise:advise", "propose how to train a model with a long context"),
+    },
+    "repair": {
+        "sync": ("store:sync", "write to MLflow the trials that it lacks of a sweep"),
+        "recover": ("store:recover", "save the readable part of a damaged store"),
+    },
 }
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 
+_USAGE = "ringray [-h] [--version] COMMAND ..."
+_FIRST = """\
+Finds the fastest ring attention for given shapes on a cluster.
+
+first steps:
+  ringray examples quickstart    copy a spec to begin with
+  ringray run quickstart.yaml    measure its trials on this machine
+  ringray report quickstart      write the results as a page with figures
+"""
 _EPILOG = """\
 exit codes:
   0    every trial ended as ok, oom or pruned
@@ -97,14 +117,13 @@ def entry() -> NoReturn:
     install(quit_at_once)  # there is nothing to put in order yet
     try:
         with Signals():
-            _open_streams()
+            for stream in (sys.stdout, sys.stderr):  # to print ? for characters that they lack
+                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
             code = main(sys.argv[1:])
             _flush(sys.stderr)
     except KeyboardInterrupt:
         code = INTERRUPTED
     install(signal.SIG_IGN)  # Python would put back the defaults of the system while it ends
-    # `python -m` ends by a SIGINT of its own if the last code from a string was interrupted.
-    exec("")
     deadline.end(code)
 
 
@@ -175,21 +194,26 @@ def _declare(name: str, parser: argparse.ArgumentParser) -> Command:
 
 def whole_parser() -> argparse.ArgumentParser:
     """Returns a parser of all commands with their options, for `completion`."""
-    return _parser(_declare)
+    parser = _parser()
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, (_, summary) in COMMANDS.items():
+        _declare(name, commands.add_parser(name, help=summary))
+    return parser
 
 
-def _parser(declare: Callable[[str, _Parser], object] = lambda *_: None) -> _Parser:
+def _parser() -> _Parser:
+    lines = [_FIRST]
+    for title, group in GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<12}{summary}" for name, (_, summary) in group.items())]
     parser = _Parser(
         prog="ringray",
-        description="Finds the fastest ring attention for given shapes on a cluster.",
+        usage=_USAGE,
+        description="\n".join(lines),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"ringray {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND")
-    for name, (_, summary) in COMMANDS.items():
-        declare(name, commands.add_parser(name, help=summary))
     return parser
 
 
@@ -206,20 +230,6 @@ def _outside(error: Exception) -> str | None:
         return f"a text or the name of a file cannot be read or written: {error}"
     # Of pathlib, until Python 3.13.
     return str(error) if isinstance(error, RuntimeError) and "Symlink loop" in str(error) else None
-
-
-def _open_streams() -> None:
-    """Leads closed standard streams to nowhere, so that no file takes their number, and makes the
-    others print ? for characters that they lack."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
 
 
 def _flush(stream: TextIO) -> bool:

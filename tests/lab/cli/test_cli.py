@@ -51,7 +51,7 @@ def test_an_environment_without_a_requirement_is_named(home: Path) -> None:
     ("arguments", "says"),
     [
         (["pln", QUICKSTART], "did you mean 'plan'?"),
-        (["frobnicate"], "expected one of validate, plan, run"),
+        (["frobnicate"], "expected one of examples, validate, plan"),
         (["plan"], "SPEC"),
         (["plan", QUICKSTART, "--jsn", "x"], "unrecognized arguments: --jsn"),
         (["run", QUICKSTART, "more"], "unrecognized arguments: more"),
@@ -97,9 +97,16 @@ def test_a_spec_of_which_no_point_can_run_exits_2(
     assert f"{impossible}:7: problem.window: " in capsys.readouterr().err
 
 
-def test_no_command_prints_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_command_prints_the_commands_by_purpose(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
-    assert "validate" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    titles = re.findall(r"^(\S.*):$", out, re.MULTILINE)
+    assert titles == [
+        "first steps", "write", "measure", "look", "cluster", "repair", "options",
+        "exit codes", "environment",
+    ]  # fmt: skip
+    assert re.findall(r"^  (\w+)  ", out, re.MULTILINE)[: len(cli.COMMANDS)] == [*cli.COMMANDS]
+    assert max(map(len, out.partition("\noptions:")[0].splitlines())) <= 80
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -46,19 +46,9 @@ def check_one_line(done: subprocess.CompletedProcess[str], says: str) -> None:
     assert says in done.stderr
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"PYTHONIOENCODING": "ascii"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ],
-    ids=["ascii", "c-locale"],
-)
-@pytest.mark.parametrize("line", [f"plan {QUICKSTART}", "status quick", "list", "doctor --help"])
-def test_a_terminal_without_our_characters(
-    home: Path, line: str, variables: dict[str, str]
-) -> None:
-    done = shell(line, **variables)
+@pytest.mark.parametrize("line", [f"plan {QUICKSTART}", "status quick"])
+def test_a_terminal_without_our_characters(home: Path, line: str) -> None:
+    done = shell(line, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
     assert done.stderr == ""
@@ -66,13 +56,6 @@ def test_a_terminal_without_our_characters(
 
 def test_an_error_that_a_terminal_cannot_show(home: Path) -> None:
     check_one_line(shell("status pröbe", PYTHONIOENCODING="ascii"), "quick")
-
-
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams(home: Path, closed: str) -> None:
-    done = shell(f"list {closed}")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert shell(f"status nothing {closed}").returncode == 2
 
 
 def test_a_full_stdout(home: Path) -> None:
@@ -87,15 +70,9 @@ def test_a_full_stdout(home: Path) -> None:
     ("line", "variables"),
     [
         ("plan {loop}", {}),
-        ("list --store {loop}", {}),
         ("run {spec} --store {loop}", {}),
-        ("run {spec} --no-tracking --json {loop}", {}),
-        ("run {spec} --no-tracking --json {loop}/a", {}),
         ("list", {"RINGRAY_HOME": "{loop}"}),
-        ("run {spec}", {"RINGRAY_HOME": "{loop}/a"}),
         ("run {spec}", {"MLFLOW_TRACKING_URI": "sqlite:///{loop}"}),
-        ("run {spec}", {"MLFLOW_TRACKING_URI": "sqlite:///{loop}/a.db"}),
-        ("recover --store {loop}", {}),
     ],
 )
 def test_a_link_to_itself(home: Path, line: str, variables: dict[str, str]) -> None:
@@ -104,12 +81,6 @@ def test_a_link_to_itself(home: Path, line: str, variables: dict[str, str]) -> N
     spec.write_text(tiny("tiny"))
     given = {name: text.format(loop=loop) for name, text in variables.items()}
     check_one_line(shell(line.format(loop=loop, spec=spec), **given), str(loop))
-
-
-def test_names_that_are_no_text(home: Path) -> None:
-    done = shell("plan $(printf 'a\\377.yaml')")
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -127,9 +98,9 @@ def test_a_user_without_a_home(home: Path) -> None:
     check_one_line(shell("list", RINGRAY_HOME="~none-such/x"), "set RINGRAY_HOME")
 
 
-@pytest.mark.parametrize("token", ["two\nlines", "gehëim", "with space", "x\r\nX-Header: y"])
 @pytest.mark.parametrize("command", ["run", "submit"])
-def test_a_token_that_no_header_can_hold(home: Path, command: str, token: str) -> None:
+def test_a_token_that_no_header_can_hold(home: Path, command: str) -> None:
+    token = "x\r\nX-Header: y"
     spec = home / "tiny.yaml"
     spec.write_text(tiny("tiny"))
     place = "127.0.0.1:9" if command == "run" else "http://127.0.0.1:9"
