@@ -1,8 +1,6 @@
 """Specs: checked YAML files.
 
 model          the sections of a spec
-conditions     its sections that change no measurement: limits, tracking
-training       its section of trainings
 fields         kinds of fields: bounds, choices, units, sweeps
 domain_fields  blocks, transports and documents
 explain        errors with line, field and nearest name

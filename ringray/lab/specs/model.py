@@ -17,20 +17,21 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.base.errors import SpecError
+from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.kinds import KINDS, TrialKind, baselines
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
-from ringray.lab.specs.conditions import LimitsSection, TrackingSection
 from ringray.lab.specs.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, WINDOW, Documents, Window
 from ringray.lab.specs.explain import explain
 from ringray.lab.specs.fields import (
+    BASE,
     CAP,
     RATE,
     SHARE,
@@ -46,14 +47,15 @@ from ringray.lab.specs.fields import (
     duration,
     one_of,
     or_null,
+    size,
     text,
     tokens,
     whole,
 )
-from ringray.lab.specs.training import TrainSection
 from ringray.lab.specs.yaml_source import Source, read_text
 from ringray.lab.trial.config import LATER
 from ringray.lab.trial.metrics import METRICS, REACH
+from ringray.models import sizes
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
 from ringray_kernels.dtypes import DTYPES
@@ -63,6 +65,12 @@ DIRECTIONS = ("forward", "forward+backward")
 ORDERS = ("topology", "given", "shuffled")
 OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
+_EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
+_SCHEME = r"(?i:https?|sqlite|(postgresql|mysql|mssql)(\+[a-z0-9]+)?)"
+_URI = text(
+    rf"{_SCHEME}://[^{UNPRINTABLE}\t\n ]+", "http://HOST:PORT, sqlite:///PATH or a database", 2000
+)
+_PATH = text(rf"[^{UNPRINTABLE}\t\n]+", "a path", 4096)
 _FLEET = text(r"[^:]{1,500}(:[0-9x]{1,12})?", "hardware with its ranks, such as h100:8x8")
 
 DocumentsOrNull = int | Documents | None | tuple[int | Documents | None, ...]
@@ -224,6 +232,101 @@ class SearchSection(Fields):
         if METHODS[self.method].exhaustive:
             return 1.0
         return 0.25 if self.budget is None else self.budget
+
+
+class TrainSection(Fields):
+    """The training of kind train: a model, its place on the ranks, and its data. ``problem`` has
+    the tokens of a sequence, the sequences of a step (``batch``) and the type of computation."""
+
+    model: Annotated[Names, Several(one_of(sizes.table()))] = "llama-tiny"
+    """Sizes of the model."""
+    layers: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
+    """Layers. null: the model's, as for the sizes below."""
+    hidden: Annotated[int | None, or_null(whole(1, 1 << 18), "the model's")] = None
+    """Features of a token."""
+    heads: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
+    """Query heads."""
+    kv_heads: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
+    """K/V heads."""
+    head_dim: Annotated[int | None, or_null(whole(2, 512), "the model's")] = None
+    """Size of one head, in elements."""
+    intermediate: Annotated[int | None, or_null(whole(1, 1 << 20), "the model's")] = None
+    """Features inside the MLP."""
+    vocab: Annotated[int | None, or_null(whole(2, 1 << 22), "the model's")] = None
+    """Tokens of the vocabulary."""
+    dp: Annotated[Ints, Several(whole(1, 4096))] = 1
+    """Replicas, each with its share of the sequences of a step. The ring (CP) has the ranks that
+    dp, tp and pp leave of ring.size."""
+    tp: Annotated[Ints, Several(whole(1, 64))] = 1
+    """Ranks among which heads and MLP are split (tensor parallelism)."""
+    pp: Annotated[Ints, Several(whole(1, 256))] = 1
+    """Stages of layers (pipeline parallelism)."""
+    rope_theta: Annotated[float, BASE] = 10000.0
+    """Base of the rotary embedding: the slowest pair of a head of D turns by rope_theta**(2/D - 1)
+    a token. Longer contexts want a larger one."""
+    scores: Annotated[Names, Several(one_of(get_args(sizes.Scores)))] = "blockwise"
+    """whole: attention keeps the matrix of its scores, for comparison; without a ring."""
+    mlp_rows: Annotated[IntsOrNull, Several(or_null(tokens(1, 2**31 - 1), "all, and kept"))] = 1024
+    """Rows of the MLP at once, computed again in backward (blockwise). null: all, and kept."""
+    kept: Annotated[Names, Several(one_of(get_args(sizes.Kept)))] = "input"
+    """Tensors that a layer keeps for its backward pass: all; its input and the result of attention,
+    so the ring does not run again; its input alone."""
+    micro_batch: Annotated[int, whole(1, 4096)] = 1
+    """Sequences of a replica that are computed at once; more than one without documents only."""
+    steps: Annotated[int, whole(1, 1_000_000)] = 20
+    """Steps of the training."""
+    learning_rate: Annotated[float, RATE] = 1e-3
+    """Learning rate after the first tenth of the steps; it falls to a tenth of it."""
+    corpus: Annotated[NamesOrNull, Several(or_null(_PATH, "random tokens"))] = None
+    """Files or folders of text or of .npy arrays of tokens; of a list all. null: random tokens."""
+    tokenizer: Annotated[str | None, or_null(_PATH, "bytes")] = None
+    """Folder of a Hugging Face tokenizer. null: each byte of text is a token."""
+    examined: Annotated[
+        IntsOrNull, Several(or_null(tokens(1, 2**31 - 1), "that of the training"))
+    ] = None
+    """Lengths of the sequences in which a task is examined after its training; of a list all. null:
+    that of the training."""
+    checkpoints: Annotated[str | None, or_null(_PATH, "none")] = None
+    """Folder of checkpoints, which all ranks see; a training whose folder has one goes on from it,
+    on any ranks. It needs a spec of one point. null: none."""
+    save_every: Annotated[int, whole(1, 1_000_000)] = 100
+    """Steps between checkpoints."""
+
+
+class LimitsSection(Fields):
+    """Limits at which a trial is given up. They do not change the identity of a sweep."""
+
+    trial_timeout: Annotated[
+        float | None, or_null(duration(1, 86400), "2 minutes, or longer if a trial needs it")
+    ] = None
+    """Longest time of one trial, in seconds. null: 10 times the predicted time of the longest
+    trial, baseline included, and at least 120 s; if 50 times its own predicted time is less, a
+    trial is stopped after that, but not before 60 s."""
+    retries: Annotated[int, whole(0, 10)] = 2
+    """Number of retries of a trial after a fault that is not its own: the loss of a rank, its node
+    or its connections."""
+    rank_memory: Annotated[int | None, or_null(size(1 << 20, 64 << 40), "what the machine has")] = (
+        None
+    )
+    """Bytes that a rank may use beyond its usage at the start of its first trial: writable memory
+    on a CPU, but of a training its tensors; PyTorch's allocator on a GPU. A trial that needs more
+    is out of memory. null: the memory of the machine."""
+    place_timeout: Annotated[float, duration(1, 86400)] = 600.0
+    """Longest wait of a ring for its place, in seconds: until other work on the cluster ends or
+    nodes start. It does not run while nodes boot."""
+
+
+class TrackingSection(Fields):
+    """The MLflow store of the results. Does not change the identity of a sweep."""
+
+    experiment: Annotated[str, or_null(_EXPERIMENT, "the name")] = Field(
+        default="", json_schema_extra={"default": None}
+    )
+    """MLflow experiment. null: the spec's name."""
+    uri: Annotated[str | None, or_null(_URI, "the environment's, or local")] = None
+    """MLflow tracking URI. null: $MLFLOW_TRACKING_URI, or sqlite under $RINGRAY_HOME."""
+    enabled: Annotated[bool, TRUTH] = True
+    """true: log to MLflow. false: results stay in the store only."""
 
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
