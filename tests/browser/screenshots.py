@@ -122,14 +122,6 @@ def save(page: Page, path: Path, clip: dict[str, float] | None = None) -> None:
     print(f"{path.name}: {path.stat().st_size >> 10} KiB")
 
 
-def drawn(page: Page) -> None:
-    """Waits until every figure of a page of ours is a chart."""
-    for figure in page.locator("figure").all():
-        figure.scroll_into_view_if_needed()
-        figure.locator(".vega-embed svg").wait_for()
-    page.evaluate("scrollTo(0, 0)")
-
-
 def report(home: Path, name: str, folder: Path) -> None:
     """Pictures of a sweep's report at two widths, and of the comparison of two others."""
     ringray(home, "report", name, "-o", "report.html")
@@ -144,7 +136,6 @@ def report(home: Path, name: str, folder: Path) -> None:
     ):
         with pages.opened(width, height) as page:
             page.goto((home / f"{file}.html").as_uri())
-            drawn(page)
             save(page, folder / f"{picture}.png")
 
 

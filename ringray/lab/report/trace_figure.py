@@ -117,8 +117,7 @@ def chart(bars: Sequence[Bar], caption: str = "") -> style.Chart:
     lines = textwrap.wrap(caption, round(_WIDTH / 5.5))
     below = alt.TitleParams(lines, orient="bottom", color=style.PALE)
     below.fontSize, below.fontWeight = 12, "normal"
-    drawn = style.figure([panel.properties(width=_WIDTH, height=bottom)], below)
-    return drawn.properties(usermeta={"fixed": True})  # its labels fit this width
+    return style.figure([panel.properties(width=_WIDTH, height=bottom)], below)
 
 
 def _record(bar: Bar, top: float, room: float) -> dict[str, Any]:

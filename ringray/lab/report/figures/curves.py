@@ -62,5 +62,5 @@ def _panel(
     line = base.mark_line(strokeWidth=1.8)
     line = line.encode(color=looks["color"], strokeDash=looks["strokeDash"])
     tip = style.tip(strategy="training", step="step", value=title)
-    near = line.mark_point(size=60, opacity=0, filled=True, aria=False).encode(tooltip=tip)
+    near = line.mark_point(size=60, opacity=0, filled=True).encode(tooltip=tip)
     return style.panel(records, line, near)

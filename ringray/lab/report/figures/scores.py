@@ -3,14 +3,12 @@ depths, by the length of the training."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 import altair as alt
 
 from ringray.lab.report import words
-from ringray.lab.report.figures import data, style
-from ringray.lab.report.palette import LINES
+from ringray.lab.report.figures import data, lines, style
 from ringray.lab.trial.metrics import SCORE
 from ringray.lab.trial.outcome import TrialRow
 
@@ -26,7 +24,9 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     examined = [point for point in data.having(points, SCORE) if by_length(point)]
     deep = [point for point in examined if any(len(row) > 1 for row in by_length(point).values())]
     if not deep:
-        return _lines(examined)
+        return lines.chart(
+            examined, SCORE, "Score by the length of the training", lambda _: (1, SCORE)
+        )
     varying = words.varying((point.config for point in deep), ("ring_size", *words.PROBLEM))
     shown = deep[: data.MAX_PANELS]
     tallest = max(len(by_length(point)) for point in shown)
@@ -52,23 +52,3 @@ def _heat(title: str, rows: dict[int, list[float]]) -> style.Layers:
     y = alt.Y("length:N", title="sequence length (tokens)", sort=lengths)
     shade = alt.Color("value:Q", scale=scale, legend=alt.Legend(title="score", format=".0%"))
     return style.heat(records, x, y, shade, style.tip(length="length", text="score"), title)
-
-
-def _lines(points: Sequence[TrialRow]) -> style.Chart | None:
-    """Draws the medians by length; None where no length varies."""
-    scores: dict[int, list[float]] = {}
-    for point in points:
-        scores.setdefault(point.config["seq_len"], []).append(point.metrics[SCORE])
-    if len(scores) < 2:
-        return None
-    records = [
-        {"length": length, "tokens": style.tokens(length), "value": statistics.median(values)}
-        for length, values in sorted(scores.items())
-    ]
-    y = alt.Y("value:Q", title="score", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format=".0%"))
-    base = alt.Chart().encode(x=style.lengths(list(scores)), y=y)
-    line = base.mark_line(color=LINES[0])
-    marks = base.mark_point(filled=True, size=55, opacity=1, color=LINES[0])
-    tip = style.tip(tokens="length", value="score")
-    panel = style.panel(records, line, marks.encode(tooltip=tip))
-    return style.grid([panel], "Score by the length of the training")

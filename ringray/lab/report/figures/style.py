@@ -90,7 +90,7 @@ def picture(chart: Chart, name: str, title: str = "") -> Picture:
     """Returns a chart as a page takes it, under ``title`` or its own title as a heading."""
     made = spec(chart)
     title = title or made.pop("title")["text"]
-    return Picture(title, svg(made, name, title), made)
+    return Picture(title, svg(made, name, title))
 
 
 def _titled(match: re.Match[str]) -> str:

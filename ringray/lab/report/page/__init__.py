@@ -2,7 +2,7 @@
 
 page.html   the layout (Jinja2; everything is escaped)
 page.css    the style; colours are those of :mod:`ringray.lab.report.palette`
-page.js     tables that filter and sort, charts in place of pictures
+page.js     tables that filter and sort
 
 ``render(title, sections, about="")`` returns the page as text. ``sections`` are :class:`Section`:
 a title and blocks, each a :class:`Text`, :class:`Listing`, :class:`Facts`, :class:`Code`,
@@ -21,7 +21,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from ringray.base.redaction import plain
-from ringray.lab.report.palette import PALETTE, VEGA_LITE
+from ringray.lab.report.palette import PALETTE
 
 
 class Text(NamedTuple):
@@ -76,7 +76,6 @@ class Picture(NamedTuple):
 
     title: str
     svg: str
-    chart: dict[str, Any]  # for Vega-Lite, takes the place of the SVG where scripts run
     block: str = "picture"
 
 
@@ -101,18 +100,15 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
         # Every text that is shown, wherever it came from, is without control characters.
         finalize=lambda value: plain(value) if type(value) is str else value,
     )
-    charts = _has_picture(sections)
-    scripts = [*([_vega()] if charts else []), _file("page.js")]
-    hashes = [hashlib.sha256(script.encode()).digest() for script in scripts]
+    script = _file("page.js")
     return environment.get_template("page.html").render(
         title=title,
         about=about,
         sections=sections,
         palette=PALETTE,
         style=_file("page.css"),
-        scripts=scripts,
-        hashes=[base64.b64encode(digest).decode() for digest in hashes],
-        charts=charts,
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         numbers=lambda table: [
             any(isinstance(row[column], Number) for row in table.rows)
             for column in range(len(table.heads))
@@ -120,23 +116,6 @@ def render(title: str, sections: Sequence[Section], about: str = "") -> str:
     )
 
 
-def _has_picture(blocks: Sequence[Any]) -> bool:
-    return any(
-        isinstance(block, Picture) or (isinstance(block, Section) and _has_picture(block.blocks))
-        for block in blocks
-    )
-
-
 @cache
 def _file(name: str) -> str:
     return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
-
-
-@cache
-def _vega() -> str:
-    """Returns Vega, Vega-Lite and what embeds them, in one script."""
-    import vl_convert
-
-    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", vl_version=VEGA_LITE)
-    assert "</script" not in script
-    return script

@@ -41,37 +41,4 @@
     table.parentElement.before(bar);
     table.parentElement.classList.add("tall");
   });
-  // Puts the panels of a chart below each other, and the entries of its legends.
-  const LEAST = 120; // pixels of a panel beside its axes
-  const narrow = (part, width) => Object.entries(part).forEach(([name, value]) => {
-    if (name === "columns") part.columns = Math.max(1, Math.floor(value * width / 800));
-    else if (value && typeof value === "object" && name !== "data") narrow(value, width);
-  });
-  // Figures: the chart takes the place of its picture when it comes near the screen.
-  const draw = async (figure) => {
-    const old = figure.querySelector(".chart");
-    const chart = document.createElement("div");
-    chart.className = "chart";
-    chart.hidden = true;
-    old.after(chart);
-    const made = JSON.parse(figure.querySelector("script").textContent);
-    const over = old.firstElementChild.clientWidth - old.clientWidth;
-    if (over > 0 && !made.usermeta?.fixed) narrow(made, old.clientWidth);
-    const embed = () => window.vegaEmbed(chart, made, { actions: false, renderer: "svg", tooltip: true });
-    await embed();
-    chart.hidden = false;
-    old.remove();
-    // Only what is drawn tells how wide the names at its axes are.
-    const wider = chart.querySelector("svg").clientWidth - chart.clientWidth;
-    if (wider > 0 && !made.usermeta?.fixed) {
-      made.concat.forEach((panel) => (panel.width = Math.max(LEAST, panel.width - wider - 4)));
-      await embed();
-    }
-  };
-  const near = new IntersectionObserver((seen) => seen.forEach((one) => {
-    if (!one.isIntersecting) return;
-    near.unobserve(one.target);
-    draw(one.target).catch((error) => console.error(error));
-  }), { rootMargin: "400px" });
-  document.querySelectorAll("figure").forEach((figure) => near.observe(figure));
 })();
