@@ -329,8 +329,9 @@ def test_files_that_pages_and_comments_name_exist(top: str) -> None:
 
 
 def test_page_names_every_option_of_the_op() -> None:
-    page = text("docs/models.md").partition("Options of `ring_attention`:")[2].partition("`return_lse`")
-    named = set(re.findall(r"`(\w+)`", page[0] + page[1]))
+    page = text("docs/models.md").partition("Options of `ring_attention`:")[2]
+    options, last, _ = page.partition("`return_lse`")
+    named = set(re.findall(r"`(\w+)`", options + last))
     taken = set(inspect.signature(ringray.ring_attention).parameters)
     assert named == taken - {"q", "k", "v", "group", "causal", "dropout_seed"}
 
