@@ -12,14 +12,11 @@ VENV = .venv
 
 BIN = $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Python compiles what it imports first, and these targets let it keep that; what is installed is
-# compiled whole where Python may not otherwise.
-COMPILE := $(PYTHONDONTWRITEBYTECODE)
+# Nothing is compiled that nobody imports: Python keeps what it compiles at the first import.
 export PYTHONDONTWRITEBYTECODE :=
 # Twice quiet: errors only.
-PIP = $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check \
-  $(if $(COMPILE),,--no-compile)
-UV_PIP = $(BIN)/uv pip install -q $(if $(COMPILE),--compile-bytecode) --python $(BIN)/python
+PIP = $(BIN)/python -m pip install -qq --no-input --no-compile --disable-pip-version-check
+UV_PIP = $(BIN)/uv pip install -q --python $(BIN)/python
 # pip installs torch where it is configured for a machine's own builds, which uv does not know.
 TORCH_BY := pip
 INSTALL_TORCH = --no-build-isolation torch -e . -c $(VENV)/constraints.txt
