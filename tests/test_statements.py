@@ -34,7 +34,7 @@ from ringray.lab.specs import yaml_source
 from ringray.lab.specs.fields import Fields
 from ringray.lab.specs.model import Spec
 from ringray.lab.store import feed
-from ringray.lab.tracking import location, process, tracker
+from ringray.lab.tracking import location, tracker, worker
 from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.traffic import occupancy, walk
 from ringray.traffic.geometry import Layout
@@ -255,7 +255,7 @@ STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
     (
         "docs/mlflow.md",
         "Up to {} trials are written to a server at a time",
-        lambda: [WORDS[process.WRITERS]],
+        lambda: [WORDS[worker.WRITERS]],
     ),
 )
 

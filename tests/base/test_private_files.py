@@ -62,7 +62,7 @@ def fill() -> None:
         assert {one.name for one in home().iterdir()} >= {"store.db", "store.db-wal"}
         place.check(place.resolve_uri(None))
         place.artifact_root("sqlite:///x")
-        worker.log_path(DIGEST)
+        worker.create_log(DIGEST)
         traces.write(traces.path_of(DIGEST, "k"), [])
         tuned.add([entry()])
         assert_closed(home())
@@ -111,7 +111,7 @@ def test_links_that_wait_are_not_followed(tmp_path: Path, own_home: Path) -> Non
     (home() / "logs").mkdir(parents=True)
     (home() / "logs" / f"tracking-{DIGEST[:12]}.log").symlink_to(victim)
     with pytest.raises(PlaceError, match="cannot be written"):
-        worker.log_path(DIGEST)
+        worker.create_log(DIGEST)
     (home() / "tuned").mkdir()
     (home() / "tuned" / ".local.json.lock").symlink_to(victim)
     with pytest.raises(UserError):
@@ -132,7 +132,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     "text", ["../x", "a/b", "", ".", "..", "a\x00", "x" * 65, "a b", "é", "a'"]
 )
 def test_digests_and_keys_are_no_paths(text: str) -> None:
-    for use in (part_of_a_path, worker.log_path, lambda one: traces.path_of(DIGEST, one)):
+    for use in (part_of_a_path, worker.create_log, lambda one: traces.path_of(DIGEST, one)):
         with pytest.raises(PlaceError, match="store is damaged"):
             use(text)
 

@@ -1,9 +1,10 @@
 """The store projected into MLflow by a process of its own.
 
 tracker        the driver's side
-process        the tracking process
 worker         a process that imports MLflow, and the connection to it
-projection     runs, metrics and artifacts
+process        the process that follows the store
+sink           what it writes to
+mlflow_sink    MLflow: runs, metrics and artifacts
 mlflow_record  params, tags and tables
 description    the parent run's page
 location       which MLflow store

@@ -1,16 +1,16 @@
-"""The process that writes a sweep to MLflow while its driver measures.
+"""The process that writes a sweep to a sink while its driver measures.
 
 It runs at the lowest priority, so that it does not disturb measurements, and outlives its driver
 just long enough to write what the store holds. Its driver, a
 :class:`ringray.lab.tracking.tracker.Tracker`, exchanges these messages with it:
 
     driver   path of the store, digest, URI, experiment, Tracked or None
-    process  Tracked when MLflow has accepted the sweep, else an error
+    process  Tracked when the sink has accepted the sweep, else an error
     driver   seconds to finish in, and how many of them with failures only
     process  Tracked and SyncState
 
-If the driver sends a Tracked, MLflow has accepted the sweep before: then the first answer does not
-wait for MLflow, and an outage at the start is treated like any other.
+If the driver sends a Tracked, the sink has accepted the sweep before: then the first answer does
+not wait for it, and an outage at the start is treated like any other.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,6 @@ from ringray.base.errors import PlaceError
 from ringray.lab.driver.observer import SyncState
 from ringray.lab.store import progress
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.location import is_server
 from ringray.lab.tracking.worker import (
     REQUEST_TIMEOUT,
     brief,
@@ -42,205 +41,111 @@ from ringray.lab.tracking.worker import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from multiprocessing.connection import Connection
-    from typing import TypeAlias
 
-    from ringray.lab.tracking.projection import Projection
+    from ringray.lab.tracking.sink import Sink
     from ringray.lab.trial.outcome import Kept
 
-    Phase: TypeAlias = "Callable[[], Phase | None]"
-
 POLL_S = 0.25
-SUMMARY_S = 60.0
+SUMMARY_S = 60.0  # from one summary with its files to the next, at least
+SUMMARY_SHARE = 0.05  # of the time for them, at most
 PAUSE_S = (0.25, 10.0)  # between tries
 # When the driver is gone nothing waits for this process, and `ringray sync` can do the rest.
 ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S = 120.0, 15.0
-TERMINATED_S = 3.0  # for the driver to say how the sweep ended
 DYING_S = 1.0  # from the end of a killed driver's connection until it is seen to be dead
 LEASE_WAIT_S = 30.0
-# A server handles several calls at once, and most of a call to it is waiting.
-WRITERS = 4
+LIVE = 1000  # points; MLflow takes no more at once
 
 
-class Session:
-    """Writes the changes of the store to MLflow, in phases: following, draining, concluding,
-    drawing. Each returns the next one, or itself to go on; None ends the session.
+class Follower:
+    """Writes the changes of the store to a sink: a loop that takes one step at a time.
 
-    MLflow may be down for hours: calls are repeated, and the trials wait in the store.
+    The sink may be down for hours: steps are repeated, and the trials wait in the store.
     """
 
     def __init__(
-        self, projection: Projection, driver: Connection, writers: int = 1, opened: bool = True
+        self, sink: Sink, store: Store, digest: str, driver: Connection, opened: bool = True
     ) -> None:
-        self._projection, self._driver = projection, driver
-        self._store, self._digest = projection.store, projection.digest
-        self._pool, self._writers = ThreadPoolExecutor(writers, "write"), writers
+        self._sink, self._store, self._digest, self._driver = sink, store, digest, driver
+        self._pool = ThreadPoolExecutor(sink.writers, "write")
         self._cursor = 0
         self._backlog: dict[tuple[str, int], Kept] = {}  # by trial key and number
         self._seen: set[str] = set()  # keys of trials
-        self._summary_due = inf
-        self._progress = progress.path_of(self._digest)
+        self._progress = progress.path_of(digest)
         self._live: list[progress.CurvePoint] = []  # of running trainings, not written yet
         self._told = 0  # bytes of them that were read
-        # After a failed call, which was refused or whose answer was lost, MLflow is asked what it
-        # holds before the next one.
-        self._sure, self._checked = opened, False
-        self._errors: dict[str, str] = {}  # of actions that failed and have not succeeded since
+        self._summary_due, self._summary_pause = 0.0, SUMMARY_S
+        # After a failed call, which was refused or whose answer was lost, the sink is asked what
+        # it holds before the next one.
+        self._sure = opened
+        self._errors: dict[str, str] = {}  # of steps that failed and have not succeeded since
         self._failing_since: float | None = None
+        self._paused_until = 0.0
         self._request_s = float(os.environ.get(REQUEST_TIMEOUT, "10"))
         self._deadline = self._patience = inf  # set when told to finish
         self._asked = False  # whether the driver waits for an answer
-        self._terminated = inf
+        self._draining, self._checked = True, False
+        # Files may lie elsewhere (S3, a proxy) and fail for good while the runs are all right.
+        runs, files = [self._check, sink.summarise, sink.close], [sink.log_files]
+        self._last: list[Callable[[], object]] = [*runs, *files, self._answer, sink.log_figures]
 
     def run(self) -> bool:
-        """Goes through the phases; returns whether MLflow has everything."""
-        self._insist(self._projection.log_files, tries=1)
-        phase: Phase | None = self._follow
-        while phase is not None:
-            phase = phase()
+        """Takes steps until none is left; returns whether the sink has everything."""
+        while self._last:
+            self._read()
+            step = self._next()
+            told = self._listen(POLL_S if step is None else 0.0)
+            if step is not None and not told:
+                self._take(step)
         return not self._errors
 
-    def terminate(self, *_: object) -> None:
-        """Handles SIGTERM. Stopping a whole job signals the driver as well, which may still say how
-        the sweep ended."""
-        self._terminated = min(self._terminated, time.monotonic())
+    def _next(self) -> Callable[[], object] | None:
+        """Returns the next step; None if there is nothing to do now."""
+        now, in_time = time.monotonic(), self._time_left() > 0
+        following = self._deadline == inf
+        if in_time and now < self._paused_until:
+            return None
+        if following and now > self._summary_due:
+            return self._summarise
+        if self._draining and in_time and self._backlog:
+            return self._write_some
+        if following:
+            return self._write_live if self._live else None
+        if self._draining and in_time and "store" in self._errors:
+            return None
+        # A trial that is refused for itself does not keep the sweep's run from its end.
+        self._draining = False
+        return self._last[0]
 
-    def _follow(self) -> Phase:
-        """Writes each trial that ends, until told to finish or the driver is gone."""
-        self._wait(0.0 if self._backlog else POLL_S)
-        if self._deadline < inf:
-            return self._drain
-        points, self._told = progress.told(self._progress, self._told)
-        self._live += points
-        if self._live:
-            self._insist(self._write_live, tries=1)
-        if self._backlog:
-            self._insist(self._write_some)
-        elif time.monotonic() > self._summary_due:
-            self._summary_due = inf
-            self._insist(self._projection.summarise, tries=1)
-            self._insist(self._projection.log_files, tries=1)
-        return self._follow
+    def _take(self, step: Callable[[], object]) -> None:
+        """Does a step; one that failed is tried again later, while there is time."""
+        done = self._attempt(step)
+        if not done:
+            now = time.monotonic()
+            failing = now - (self._failing_since or now)
+            self._paused_until = now + min(max(failing, PAUSE_S[0]), PAUSE_S[1])
+        if self._draining:
+            return
+        if done:
+            self._last.pop(0)
+        elif self._time_left() <= 0:
+            self._last = [self._answer] if self._answer in self._last else []
 
-    def _drain(self) -> Phase | None:
-        """Writes the rest, until nothing is left or time is up."""
-        self._errors.pop("_write_live", None)  # what it wrote was of the trials under way
-        if self._tail() and not self._backlog:
-            return self._conclude
-        if self._time_left() > 0:
-            if self._backlog:
-                self._insist(self._write_some)
-            else:
-                time.sleep(POLL_S)
-            return self._drain
-        # A trial that MLflow refuses for itself does not keep the parent run from its end.
-        if self._sure or self._attempt(self._projection.refresh):
-            return self._conclude
-        self._answer()
-        return None
-
-    def _check(self) -> None:
-        """Asks MLflow what it holds, and takes what is missing into the backlog: a server or a
-        proxy may have answered well to what it did not do, or done it after it was given up."""
-        self._projection.refresh()
-        for row in self._store.changed_since(self._digest, 0)[0]:
-            if self._projection.lacks(row):
-                self._backlog[row.trial.key, row.seq] = row
-
-    def _conclude(self) -> Phase:
-        """Ends the parent run and writes its tables; skipped if MLflow is down."""
-        until = time.monotonic() + DYING_S
-        while not self._asked and self._store.owner(self._digest) and time.monotonic() < until:
-            time.sleep(0.02)
-        before = set(self._backlog)
-        self._insist(self._check, tries=2)
-        if self._backlog.keys() - before and not self._checked and self._time_left() > 0:
-            self._checked = True
-            return self._drain
-        self._insist(self._projection.summarise)
-        self._insist(self._projection.close)
-        # Files may lie elsewhere (S3, a proxy) and fail for good while the runs are all right:
-        # they come last and are tried twice.
-        self._insist(self._projection.log_files, tries=2)
-        self._answer()
-        return self._draw
-
-    def _draw(self) -> None:
-        """Writes the figures, for which the driver does not wait; skipped likewise."""
-        self._insist(self._projection.log_figures, tries=2)
-
-    def _answer(self) -> None:
-        error = next(reversed(self._errors.values()), None)
-        if self._asked:
-            missing = {key for key, _ in self._backlog}
-            state = SyncState(len(self._seen - missing), len(missing), error)
-            send(self._driver, (self._projection.place, state))
-
-    def _tail(self) -> bool:
-        """Reads the changes of the store into the backlog; returns False if it cannot be read."""
-        try:
-            rows, self._cursor = self._store.changed_since(self._digest, self._cursor)
-        except PlaceError as error:
-            self._errors["store"] = brief(error)
-            return False
-        self._errors.pop("store", None)
-        for row in rows:
-            self._backlog[row.trial.key, row.seq] = row
-            self._seen.add(row.trial.key)
-        return True
-
-    def _write_live(self) -> None:
-        some = self._live[:1000]  # MLflow takes no more at once
-        self._projection.log_live(some)
-        del self._live[: len(some)]
-
-    def _write_some(self) -> None:
-        # Of one trial one recording at a time: which of them is current changes.
-        first: dict[str, Kept] = {}
-        for row in self._backlog.values():
-            first.setdefault(row.trial.key, row)
-            if len(first) == self._writers:
-                break
-        batch = list(first.values())
-        calls = [self._pool.submit(self._projection.write, row) for row in batch]
-        wait(calls)
-        for row, call in zip(batch, calls, strict=True):
-            del self._backlog[row.trial.key, row.seq]
-            if call.exception():
-                # To the end of the queue: a trial that MLflow refuses must not block the others.
-                self._backlog[row.trial.key, row.seq] = row
-            elif call.result():
-                self._summary_due = min(self._summary_due, time.monotonic() + SUMMARY_S)
-        for call in calls:
-            call.result()  # raises what failed
-
-    def _insist(self, action: Callable[[], object], tries: int | None = None) -> None:
-        """Repeats ``action`` until it succeeds, ``tries`` are used up or time is up.
-
-        Not a library's retries: a message from the driver ends a pause and shortens the next ones.
-        """
-        for number in count(1):
-            if self._attempt(action) or number == tries or self._time_left() <= 0:
-                return
-            failing = time.monotonic() - (self._failing_since or 0.0)
-            self._wait(min(max(failing, PAUSE_S[0]), PAUSE_S[1]))
-
-    def _attempt(self, action: Callable[[], object]) -> bool:
-        """Does ``action`` once; returns whether it succeeded.
+    def _attempt(self, step: Callable[[], object]) -> bool:
+        """Does a step once; returns whether it succeeded.
 
         Everything is caught: whatever MLflow, its database or the network raise, a sweep of days
         must not lose its tracking to it.
         """
         seconds = min(max(self._deadline - time.monotonic(), 1.0), self._request_s)
         os.environ[REQUEST_TIMEOUT] = str(int(seconds))
-        name = action.__name__
+        name = step.__name__
         self._errors.pop(name, None)
         try:
-            if not self._sure:
-                self._projection.refresh()
-            self._sure = True
-            action()
+            if not self._sure and step != self._answer:
+                self._sink.refresh()
+                self._sure = True
+            step()
         except Exception as error:
             self._sure = False
             self._failing_since = self._failing_since or time.monotonic()
@@ -250,21 +155,78 @@ class Session:
         self._failing_since = None
         return True
 
+    def _summarise(self) -> None:
+        began, self._summary_due = time.monotonic(), inf
+        try:
+            self._sink.summarise()
+            self._sink.log_files()
+        finally:
+            took = time.monotonic() - began
+            self._summary_pause = max(SUMMARY_S, took / SUMMARY_SHARE)
+
+    def _write_live(self) -> None:
+        some = self._live[:LIVE]
+        self._sink.log_live(some)
+        del self._live[: len(some)]
+
+    def _write_some(self) -> None:
+        # Of one trial one recording at a time: which of them is current changes.
+        first: dict[str, Kept] = {}
+        for row in self._backlog.values():
+            first.setdefault(row.trial.key, row)
+            if len(first) == self._sink.writers:
+                break
+        batch = list(first.values())
+        calls = [self._pool.submit(self._sink.write, row) for row in batch]
+        wait(calls)
+        for row, call in zip(batch, calls, strict=True):
+            del self._backlog[row.trial.key, row.seq]
+            if call.exception():
+                # To the end of the queue: a trial that is refused must not block the others.
+                self._backlog[row.trial.key, row.seq] = row
+            elif call.result():
+                due = time.monotonic() + self._summary_pause
+                self._summary_due = min(self._summary_due, due)
+        for call in calls:
+            call.result()  # raises what failed
+
+    def _check(self) -> None:
+        """Asks the sink what it holds, and writes what is missing, once: a server or a proxy may
+        have answered well to what it did not do, or done it after it was given up."""
+        self._sink.refresh()
+        complete = not self._backlog
+        for row in self._store.changed_since(self._digest, 0)[0]:
+            if self._sink.lacks(row):
+                self._backlog[row.trial.key, row.seq] = row
+        if complete and self._backlog and not self._checked:
+            self._draining = self._checked = True
+
+    def _answer(self) -> None:
+        error = next(reversed(self._errors.values()), None)
+        if self._asked:
+            missing = {key for key, _ in self._backlog}
+            state = SyncState(len(self._seen - missing), len(missing), error)
+            send(self._driver, (self._sink.place, state))
+
+    def _read(self) -> None:
+        """Reads the changes of the store into the backlog, and the curves of running trials."""
+        if self._deadline == inf:
+            points, self._told = progress.told(self._progress, self._told)
+            self._live += points
+        try:
+            rows, self._cursor = self._store.changed_since(self._digest, self._cursor)
+        except PlaceError as error:
+            self._errors["store"] = brief(error)
+            return
+        self._errors.pop("store", None)
+        for row in rows:
+            self._backlog[row.trial.key, row.seq] = row
+            self._seen.add(row.trial.key)
+
     def _time_left(self) -> float:
-        """Returns the seconds until this session gives up."""
+        """Returns the seconds until this process gives up."""
         since = inf if self._failing_since is None else self._failing_since
         return min(self._deadline, since + self._patience) - time.monotonic()
-
-    def _wait(self, seconds: float) -> None:
-        """Waits, listening to the driver and reading the store; returns when told to finish."""
-        until = time.monotonic() + seconds
-        ending = False
-        while not ending:
-            seconds = min(until - time.monotonic(), self._time_left())
-            ending = self._listen(min(max(seconds, 0.0), POLL_S))
-            self._tail()
-            if seconds <= POLL_S:
-                return
 
     def _listen(self, timeout: float) -> bool:
         """Waits ``timeout`` seconds for the end of the sweep; returns whether it has come now."""
@@ -273,16 +235,19 @@ class Session:
             return False
         try:
             order = receive(self._driver, timeout)
-            orphaned = time.monotonic() > self._terminated + TERMINATED_S
+            self._asked = order is not None
         except EOFError:
-            order, orphaned = None, True
-        if order is None and not orphaned:
+            order = ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S
+            until = time.monotonic() + DYING_S
+            while self._store.owner(self._digest) and time.monotonic() < until:
+                time.sleep(0.02)
+        if order is None:
             return False
-        self._asked = order is not None
-        timeout, self._patience = order or (ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S)
+        timeout, self._patience = order
         self._deadline = time.monotonic() + timeout
-        # The driver, which waits for the end, learns at once whether MLflow answers now.
-        self._failing_since = None
+        # The driver, which waits for the end, learns at once whether the sink answers now.
+        self._failing_since, self._paused_until = None, 0.0
+        self._errors.pop("_write_live", None)  # what it wrote was of the trials under way
         return True
 
 
@@ -291,11 +256,12 @@ def main() -> int:
     driver = connection_to_driver()
     os.nice(19)
     os.umask(0o077)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _import_ahead("ringray.lab.tracking.projection")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends after its driver, which has them too
+    _import_ahead("ringray.lab.tracking.mlflow_sink")
     with ExitStack() as stack:
         try:
-            session = _open(stack, driver)
+            follower = _open(stack, driver)
         except EOFError:  # the driver did not get so far as to begin the sweep
             return 1
         except Exception as error:
@@ -304,7 +270,7 @@ def main() -> int:
             return 1
         # While nothing waits for it: the driver is starting its ranks now.
         _import_ahead("ringray.lab.report.figures.style")
-        return 0 if session.run() else 1
+        return 0 if follower.run() else 1
 
 
 def _import_ahead(module: str) -> None:
@@ -313,22 +279,18 @@ def _import_ahead(module: str) -> None:
         importlib.import_module(module)
 
 
-def _open(stack: ExitStack, driver: Connection) -> Session:
-    """Returns a session that MLflow has accepted and that handles signals, and tells the driver."""
-    from ringray.lab.tracking.projection import Projection
+def _open(stack: ExitStack, driver: Connection) -> Follower:
+    """Returns a follower whose sink has accepted the sweep, and tells the driver."""
+    from ringray.lab.tracking.mlflow_sink import MLflowSink
 
     path, digest, uri, experiment, settled = driver.recv()
     store = stack.enter_context(Store(path, create=False))
     _lease(stack, store, digest)
-    projection = Projection(store, digest, uri, experiment, settled)
+    sink = MLflowSink(store, digest, uri, experiment, settled)
     if not settled:
-        projection.refresh()
-    writers = WRITERS if is_server(uri) else 1
-    session = Session(projection, driver, writers, opened=not settled)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, session.terminate)
-    send(driver, projection.place)
-    return session
+        sink.refresh()
+    send(driver, sink.place)
+    return Follower(sink, store, digest, driver, opened=not settled)
 
 
 def _lease(stack: ExitStack, store: Store, digest: str) -> None:

@@ -62,10 +62,10 @@ class Tracker:
             check(self.uri, None if request_s == REQUEST_S else request_s)
         self.place = Tracked(self.uri, "", "")
         self._sweep = (store_path, digest, self.uri, experiment, settled)
-        self._request_s = request_s
+        self._patience = max(PATIENCE_S, request_s)
         self._until: float | None = None  # deadline of finishing, on time.monotonic
         self._started = False
-        self._worker = self._spawn()
+        self._worker = Worker(digest, "ringray.lab.tracking.process", request_s, self.uri)
 
     def start(self) -> Tracker:
         """Tells the process its sweep, and does not wait until it has opened MLflow."""
@@ -90,11 +90,18 @@ class Tracker:
             PlaceError: it refused, or did not answer within ``timeout`` seconds; the process is
                 ended then.
         """
+        if self.place.run_id:
+            return
+        why = f"no answer in {timeout:.0f} s"
         try:
-            self._wait_ready(timeout)
+            answer = receive(self._worker.connection, timeout)
         except EOFError:
-            self._worker.end()
-            raise self._silent("its process ended") from None
+            answer, why = None, "its process ended"
+        if isinstance(answer, Tracked):
+            self.place = answer
+            return
+        self._worker.end()
+        raise cannot_be_used(self.uri, answer or f"{why} (see {self._worker.log_path})")
 
     def ask_to_finish(self, trials: int = 0, timeout: float = FINISH_S) -> None:
         """Asks the process to write the rest, and does not wait.
@@ -102,58 +109,26 @@ class Tracker:
         It has ``timeout`` seconds and ``PER_TRIAL_S`` more for each of the ``trials`` that may be
         left, but gives up earlier if MLflow only fails for ``PATIENCE_S``.
         """
-        self._until = time.monotonic() + timeout + PER_TRIAL_S * trials
-        self._send_finish()
+        seconds = timeout + PER_TRIAL_S * trials
+        self._until = time.monotonic() + seconds
+        send(self._worker.connection, (seconds, min(seconds, self._patience)))
 
     def finish(self, timeout: float = FINISH_S) -> SyncState:
         """Waits until every recorded trial is in MLflow and the parent run has ended.
 
         After :meth:`ask_to_finish` it waits for the rest of the time given there. An outage raises
         no error: trials still missing at the deadline are ``pending``, and :func:`sync` writes them
-        later. A process that was killed meanwhile is started once more.
+        later.
         """
         if self._until is None:
             self.ask_to_finish(timeout=timeout)
         try:
-            try:
-                return self._outcome()
-            except EOFError:
-                if not self._left():
-                    raise
-                self._worker.end()
-                self._worker, self.place = self._spawn(), Tracked(self.uri, "", "")
-                self.start()
-                self._send_finish()
-                return self._outcome()
+            self.wait_ready(self._left())
+            answer = receive(self._worker.connection, self._left() + _ANSWER_S)
         except EOFError:
             return self._lost(f"the tracking process ended with {self._worker.end()}")
         except PlaceError as error:
             return self._lost(str(error))
-
-    def _spawn(self) -> Worker:
-        return Worker(self._sweep[1], "ringray.lab.tracking.process", self._request_s, self.uri)
-
-    def _left(self) -> float:
-        return max(0.0, (self._until or 0.0) - time.monotonic())
-
-    def _send_finish(self) -> None:
-        seconds = self._left()
-        send(self._worker.connection, (seconds, min(seconds, max(PATIENCE_S, self._request_s))))
-
-    def _wait_ready(self, timeout: float) -> None:
-        if self.place.run_id:
-            return
-        answer = receive(self._worker.connection, timeout)
-        if not isinstance(answer, Tracked):
-            self._worker.end()
-            no_answer = self._silent(f"no answer in {timeout:.0f} s")
-            raise no_answer if answer is None else cannot_be_used(self.uri, answer)
-        self.place = answer
-
-    def _outcome(self) -> SyncState:
-        """Returns the answer of the process, which keeps the deadline itself."""
-        self._wait_ready(self._left())
-        answer = receive(self._worker.connection, self._left() + _ANSWER_S)
         if answer is None:
             self._worker.end()
             return self._lost("the tracking process gave no answer in time")
@@ -165,8 +140,8 @@ class Tracker:
             state = replace(state, error=f"figures and report took more than {patience:.0f} s")
         return state
 
-    def _silent(self, why: str) -> PlaceError:
-        return cannot_be_used(self.uri, f"{why} (see {self._worker.log_path})")
+    def _left(self) -> float:
+        return max(0.0, (self._until or 0.0) - time.monotonic())
 
     def _lost(self, why: str) -> SyncState:
         """Returns the state when the process cannot tell: all that was recorded may be missing."""

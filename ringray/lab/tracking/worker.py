@@ -27,6 +27,7 @@ from ringray.lab.tracking.location import is_users_own
 from ringray.lab.trial.outcome import part_of_a_path
 
 REQUEST_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # the variable with the seconds for one call
+WRITERS = 4  # trials that are written to a server at a time
 _LOG_BYTES = 1 << 20
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -45,7 +46,7 @@ class Worker:
     take ``request_s`` seconds for each answer to it; ``uri`` is the place that it will use."""
 
     def __init__(self, name: str, module: str, request_s: float, uri: str) -> None:
-        self.log_path = log_path(name)
+        self.log_path = create_log(name)
         paths = [str(provenance.packages()[0].parent), os.environ.get("PYTHONPATH", "")]
         # The process does not speak to Ray and gets no token.
         environment = {key: value for key, value in os.environ.items() if key not in TOKENS}
@@ -55,14 +56,14 @@ class Worker:
         environment[REQUEST_TIMEOUT] = str(int(request_s))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self.connection, its_end = Pipe()
-        with its_end, self.log_path.open("ab") as log:
+        with its_end, self.log_path.open("ab") as log_file:
             self.process = subprocess.Popen(
                 # -P: the working directory is the user's and not a place to import from. Every
                 # user of the machine can read the arguments: they hold nothing secret.
                 [sys.executable, "-P", "-W", "ignore", "-m", module, str(its_end.fileno())],
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=log_file,
+                stderr=log_file,
                 pass_fds=[its_end.fileno()],
                 env=environment,
                 # Ctrl-C in the terminal is for the driver; the process must still finish.
@@ -111,12 +112,8 @@ def receive(connection: Connection, timeout: float) -> Any:
         raise EOFError from error
 
 
-def log_path(name: str) -> Path:
-    """Creates the log of the process if needed, and truncates a large one.
-
-    Raises:
-        PlaceError: it cannot be written.
-    """
+def create_log(name: str) -> Path:
+    """Creates the log of the process if needed, and empties a large one."""
     folder = private_files.create_home() / "logs"
     path = folder / f"tracking-{part_of_a_path(name)[:12]}.log"
     try:

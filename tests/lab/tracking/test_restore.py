@@ -32,9 +32,9 @@ from tests.support.tracking_store import (
 
 
 def _project(store: Store, experiment: str = "quick", digest: str = DIGEST) -> None:
-    from ringray.lab.tracking.projection import Projection
+    from ringray.lab.tracking.mlflow_sink import MLflowSink
 
-    projection = Projection(store, digest, place.resolve_uri(None), experiment, None)
+    projection = MLflowSink(store, digest, place.resolve_uri(None), experiment, None)
     projection.refresh()
     for row in store.changed_since(digest, 0)[0]:
         projection.write(row)

@@ -20,9 +20,9 @@ COUNT = 6
 
 
 def _open(store: Store) -> Any:
-    from ringray.lab.tracking.projection import Projection
+    from ringray.lab.tracking.mlflow_sink import MLflowSink
 
-    projection = Projection(store, DIGEST, place.resolve_uri(None), "quick", None)
+    projection = MLflowSink(store, DIGEST, place.resolve_uri(None), "quick", None)
     projection.refresh()
     return projection
 

@@ -11,6 +11,7 @@ import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -34,20 +35,40 @@ from tests.support.tracking_store import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[3]
+FILES = {
+    "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "trials.jsonl",
+}  # fmt: skip
 
 
-def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None:
+def _files(parent: Any) -> set[str]:
+    return {file.path for file in client().list_artifacts(parent.info.run_id)}
+
+
+def test_a_sweep_becomes_one_parent_with_a_child_per_trial(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     planned = trials(6, pruned=(5,))
+    tracker = Tracker(store.path, DIGEST, None, "quick")
     begin(store, planned)
-    tracker = Tracker(store.path, DIGEST, None, "quick").start()
+    tracker.start()
+    tracker.close()  # too late to end it
     tracker.wait_ready()
     pid = tracker._worker.process.pid
     assert psutil.Process(pid).nice() == 19
     assert os.getsid(pid) == pid, "Ctrl-C in the terminal must not reach it"
+    for number in (signal.SIGINT, signal.SIGTERM):  # its driver has them too, and decides
+        os.kill(pid, number)
     for index, status in enumerate(("ok", "ok", "oom", "failed", "timeout")):
         store.record(DIGEST, planned[index].key, outcome(index, status))
     store.finish(DIGEST, "complete")
-    assert tracker.finish(PATIENCE) == SyncState(6, 0, None)
+    # Asked for while the driver still has other things to end.
+    tracker.ask_to_finish(timeout=PATIENCE)
+    wait_for(lambda: runs()[0][0].info.status == "FINISHED")
+    with monkeypatch.context() as patch:
+        patch.setattr("ringray.lab.tracking.tracker.FIGURES_S", 0.0)
+        late = "figures and report took more than 0 s"
+        assert tracker.finish() == SyncState(6, 0, late)
+    assert not psutil.pid_exists(pid)
     check_complete(store)
     parents, children = runs()
     parent, first = parents[0], children[planned[0].key]
@@ -63,55 +84,41 @@ def test_a_sweep_becomes_one_parent_with_a_child_per_trial(store: Store) -> None
     assert first.data.tags["ringray.point"] == f"{0:064x}"
     statuses = [children[trial.key].info.status for trial in planned]
     assert statuses == ["FINISHED"] * 3 + ["FAILED"] * 2 + ["FINISHED"]
-    mlflow = client()
-    artifacts = {file.path for file in mlflow.list_artifacts(parent.info.run_id)}
-    assert artifacts == {
-        "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
-        "report.html", "trials.jsonl",
-    }  # fmt: skip
+    assert _files(parent) >= FILES
     assert str(store.path.parent / "artifacts") in parent.info.artifact_uri
     log = tracker._worker.log_path
     assert log.parent == store.path.parent / "logs"
     assert log.stat().st_mode & 0o777 == 0o600
     assert (store.path.parent / "artifacts").stat().st_mode & 0o077 == 0
 
-    # Measured again, and synchronised afterwards: the same key, the new figures, nothing old.
+    # Measured again by a driver that is gone: the same key, the new figures, nothing old.
+    begin(store, planned)
     store.record(DIGEST, planned[0].key, outcome(0, shift=100.0))
-    store.record(DIGEST, planned[1].key, outcome(1, "failed", shift=100.0))
+    store.record(DIGEST, planned[2].key, outcome(2, "failed", shift=100.0))
+    monkeypatch.setattr("ringray.lab.tracking.tracker.FIGURES_S", PATIENCE)
     assert sync(store.path, DIGEST, None, "quick") == SyncState(6, 0, None)
     check_complete(store)
-    _, again = runs()
+    (parent,), again = runs()
+    assert parent.info.status == "KILLED"
+    assert _files(parent) == FILES | {"figures", "report.html"}
     assert again[planned[0].key].data.metrics["median_ms"] == 101.0
-    assert again[planned[1].key].data.metrics == {}
-    assert again[planned[1].key].info.status == "FAILED"
-    for trial in planned[2:]:
+    assert again[planned[2].key].info.status == "FAILED"
+    for trial in (planned[1], *planned[3:]):
         assert again[trial.key].info.run_id == children[trial.key].info.run_id
 
 
-def test_a_process_started_ahead_is_the_one_that_writes(store: Store) -> None:
-    tracker = Tracker(store.path, DIGEST, None, "quick")
-    begin(store, trials(2))
-    tracker.start()
-    tracker.close()  # too late to end it
-    tracker.wait_ready()
-    store.record(DIGEST, trials(2)[0].key, outcome(0))
-    store.finish(DIGEST, "complete")
-    # Asked for while the driver still has other things to end.
-    tracker.ask_to_finish(timeout=PATIENCE)
-    wait_for(lambda: runs()[0][0].info.status == "FINISHED")
-    assert tracker.finish() == SyncState(1, 0, None)
-    check_complete(store)
-    assert not psutil.pid_exists(tracker._worker.process.pid)
-
-
-def test_a_process_started_ahead_ends_when_no_sweep_begins(store: Store) -> None:
+def test_a_driver_that_dies_before_mlflow_is_open_loses_nothing(store: Store) -> None:
     unused = Tracker(store.path, DIGEST, None, "quick")
     unused.close()
     unused.close()
     assert not psutil.pid_exists(unused._worker.process.pid)
-    orphan = Worker(DIGEST, "ringray.lab.tracking.process", 10.0, "http://127.0.0.1:1")
+    begin(store, trials(2))
+    store.record(DIGEST, trials(2)[0].key, outcome(0))
+    tracker = Tracker(store.path, DIGEST, None, "quick").start()
     # The connection closes, as at the end of the driver.
-    assert orphan.end(patience=PATIENCE) == "exit code 1"
+    assert tracker._worker.end(patience=PATIENCE) == "exit code 0"
+    check_complete(store)
+    assert [run.info.status for run in runs()[0]] == ["KILLED"]
 
 
 def test_the_end_of_a_process_is_noticed(store: Store) -> None:
@@ -124,6 +131,11 @@ def test_the_end_of_a_process_is_noticed(store: Store) -> None:
     with pytest.raises(EOFError):
         receive(worker.connection, 30.0)
     assert worker.end() == "SIGKILL"
+    begin(store, trials(1))
+    tracker = Tracker(store.path, DIGEST, None, "quick").start()
+    os.kill(tracker._worker.process.pid, signal.SIGKILL)
+    state = tracker.finish(PATIENCE)
+    assert "its process ended (see " in str(state.error)
 
 
 def _child_count(store: Store) -> int:
@@ -139,18 +151,13 @@ def test_a_tracker_killed_at_any_moment_doubles_nothing(store: Store) -> None:
     begin(store, planned)
     for index, trial in enumerate(planned):
         store.record(DIGEST, trial.key, outcome(index))
-    for reached in (1, 20):
+    for reached in (1, 20, 40):
         killed = Tracker(store.path, DIGEST, None, "quick").start()
         wait_for(lambda reached=reached: _child_count(store) > reached)
         os.kill(killed._worker.process.pid, signal.SIGKILL)
         killed._worker.end()
-    tracker = Tracker(store.path, DIGEST, None, "quick").start()
-    tracker.wait_ready()
-    wait_for(lambda: _child_count(store) > 40)
-    os.kill(tracker._worker.process.pid, signal.SIGKILL)
     store.finish(DIGEST, "interrupted")
-    # The driver's own end starts it once more.
-    assert tracker.finish(PATIENCE) == SyncState(60, 0, None)
+    assert sync(store.path, DIGEST, None, "quick") == SyncState(60, 0, None)
     check_complete(store)
     assert runs()[0][0].info.status == "KILLED"
 
@@ -207,75 +214,25 @@ def test_a_killed_driver_leaves_a_complete_record_and_no_process(store: Store) -
     assert [(run.info.run_id, run.info.status) for run in runs()[0]] == [(first, "FINISHED")]
 
 
-def test_a_driver_that_dies_before_mlflow_is_open_loses_nothing(store: Store) -> None:
-    begin(store, trials(2))
-    store.record(DIGEST, trials(2)[0].key, outcome(0))
-    tracker = Tracker(store.path, DIGEST, None, "quick").start()
-    # The connection closes, as at the end of the driver.
-    assert tracker._worker.end(patience=PATIENCE) == "exit code 0"
-    check_complete(store)
-    assert [run.info.status for run in runs()[0]] == ["KILLED"]
-
-
-def test_the_parent_of_a_driver_that_is_gone_was_killed(store: Store) -> None:
-    begin(store, trials(1))
-    store.record(DIGEST, trials(1)[0].key, outcome(0))
-    assert sync(store.path, DIGEST, None, "quick") == SyncState(1, 0, None)
-    assert [run.info.status for run in runs()[0]] == ["KILLED"]
-
-
-def test_a_tracker_told_to_stop_writes_what_there_is(store: Store) -> None:
-    begin(store, trials(2))
-    with store.lease(DIGEST):
-        tracker = Tracker(store.path, DIGEST, None, "quick").start()
-        tracker.wait_ready()
-        store.record(DIGEST, trials(2)[0].key, outcome(0))
-        os.kill(tracker._worker.process.pid, signal.SIGINT)
-        os.kill(tracker._worker.process.pid, signal.SIGTERM)
-        assert tracker._worker.process.wait(PATIENCE) == 0
-        check_complete(store)
-        # The next one goes on from there.
-        store.record(DIGEST, trials(2)[1].key, outcome(1))
-        store.finish(DIGEST, "complete")
-        assert tracker.finish(PATIENCE) == SyncState(2, 0, None)
-    check_complete(store)
-
-
-def test_files_that_take_too_long_are_missed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin(store, trials(1))
-    tracker = Tracker(store.path, DIGEST, None, "quick").start()
-    tracker.wait_ready()
-    store.record(DIGEST, trials(1)[0].key, outcome(0))
-    store.finish(DIGEST, "complete")
-    with monkeypatch.context() as patch:
-        patch.setattr("ringray.lab.tracking.tracker.FIGURES_S", 0.0)
-        state = tracker.finish(PATIENCE)
-    assert state == SyncState(1, 0, "figures and report took more than 0 s")
-    monkeypatch.setattr("ringray.lab.tracking.tracker.FIGURES_S", PATIENCE)
-    assert sync(store.path, DIGEST, None, "quick") == SyncState(1, 0, None)
-    files = client().list_artifacts(runs()[0][0].info.run_id)
-    assert "report.html" in {file.path for file in files}
-
-
 def test_a_deleted_experiment_is_refused_before_anything_runs(store: Store) -> None:
+    from ringray.lab.tracking.mlflow_sink import MLflowSink
+
     mlflow = client()
     mlflow.delete_experiment(mlflow.create_experiment("quick"))
     begin(store, trials(1))
-    tracker = Tracker(store.path, DIGEST, None, "quick").start()
     with pytest.raises(PlaceError, match=r"'quick' is in MLflow's trash; restore it"):
-        tracker.wait_ready()
-    assert not psutil.pid_exists(tracker._worker.process.pid)
+        MLflowSink(store, DIGEST, place.resolve_uri(None), "quick").refresh()
 
 
 def test_doubles_are_mended(store: Store) -> None:
-    from ringray.lab.tracking.projection import Projection
+    from ringray.lab.tracking.mlflow_sink import MLflowSink
 
     begin(store, trials(3))
     for index, trial in enumerate(trials(3)):
         store.record(DIGEST, trial.key, outcome(index))
     rows, _ = store.changed_since(DIGEST, 0)
     uri = place.resolve_uri(None)
-    first, second = (Projection(store, DIGEST, uri, "quick", None) for _ in range(2))
+    first, second = (MLflowSink(store, DIGEST, uri, "quick", None) for _ in range(2))
     first.refresh()
     first.write(rows[0])
     second.refresh()

@@ -1,11 +1,11 @@
-"""The projection of one sweep onto MLflow: one parent run, one child run per ended trial.
+"""One sweep in MLflow: one parent run, one child run per ended trial.
 
-Runs are found by tags (``ringray.sweep``, ``ringray.store``, ``ringray.key``), so that writing can
-stop at any point and begin again. Runs of other stores are never touched: several homes may track
-one sweep to one server. A child run is one recording (``ringray.record``) of a trial, written in
-three calls: created with all its tags, given params and metrics, ended; the trial's trace, if any,
-is added before the end. A recording is never removed: ``ringray.current`` tells whether it is the
-one that counts.
+Runs are recognized by tags (``ringray.sweep``, ``ringray.store``, ``ringray.key``), so that writing
+can stop at any point and begin again. Runs of other stores are never touched: several homes may
+track one sweep to one server. A child run is one recording (``ringray.record``) of a trial, written
+in three calls: created with all its tags, given params and metrics, ended; the trial's trace, if
+any, is added before the end. A recording is never removed: ``ringray.current`` tells whether it is
+the one that counts.
 
 Points that never ran are in the tables of the parent; only the first ``_PRUNED`` of them have runs
 of their own, and none of those that a search did not ask for.
@@ -39,7 +39,8 @@ from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import CURRENT, STORE, TRIALS, runs_of, user_tag
 from ringray.lab.tracking.database import client_of
 from ringray.lab.tracking.description import FIGURES, REPORT, note
-from ringray.lab.tracking.location import artifact_root
+from ringray.lab.tracking.location import artifact_root, is_server
+from ringray.lab.tracking.worker import WRITERS
 from ringray.lab.trial.outcome import NOT_REQUESTED, Kept, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
@@ -54,13 +55,11 @@ class _Child:
     key: str
     ended: bool
     pruned: bool
-    current: bool | None  # None: written by a version that did not say
+    current: bool
 
 
-class Projection:
-    """Writes one sweep of ``store`` into one experiment.
-
-    Several threads may call :meth:`write` with different trials; everything else is for one.
+class MLflowSink:
+    """One sweep of ``store`` in one experiment: a :class:`ringray.lab.tracking.sink.Sink`.
 
     Args:
         settled: where MLflow has taken the sweep before.
@@ -69,13 +68,14 @@ class Projection:
     def __init__(
         self, store: Store, digest: str, uri: str, experiment: str, settled: Tracked | None = None
     ) -> None:
-        self.store, self.digest = store, digest
+        self._store, self._digest = store, digest
+        # A server handles several calls at once, and most of a call to it is waiting.
+        self.writers = WRITERS if is_server(uri) else 1
         self._client = client_of(uri)
         self._experiment, self._artifacts = experiment, artifact_root(uri)
         self._sweep = store.find(digest)
         self._names: dict[str, str] = {}
         self._children: dict[tuple[str, str], _Child] = {}  # by trial key and record
-        self._known_metrics: dict[str, float] = {}
         self._figures: tuple[str, ...] = ()
         self._lock = threading.Lock()  # of _children and _names
         self._opened = False
@@ -102,7 +102,6 @@ class Projection:
             parents = [self._create_run(sweep.name, sweep.created, tags)]
         parent = parents[0]
         self.place = self.place._replace(run_id=parent.info.run_id)
-        self._known_metrics = dict(parent.data.metrics)
         self._children = {}
         # The best of each recording comes last: ended ones, and of these the newest.
         children.sort(key=lambda run: (run.info.status in _ENDED, run.info.start_time))
@@ -114,7 +113,7 @@ class Projection:
 
     def _begin(self, known_params: set[str]) -> None:
         """Brings the parent run's params and tags up to now and marks it as running."""
-        trials = self.store.trials(self.digest)
+        trials = self._store.trials(self._digest)
         constants = show.params(shared([trial.config for trial in trials]))
         # Params are write-once; on other hardware `device: auto` may mean another value.
         params = [Param(*pair) for pair in constants.items() if pair[0] not in known_params]
@@ -123,20 +122,24 @@ class Projection:
         self._client.update_run(self.place.run_id, status="RUNNING")
         # A driver that continues the sweep need not ask again whether the place is right.
         with suppress(PlaceError):
-            self.store.accepted(self.digest, self.place)
+            self._store.accepted(self._digest, self.place)
 
     def write(self, recording: Kept) -> bool:
         """Brings the run of a recording up to now, and marks the others of its trial; returns False
         if there was nothing to write."""
         trial = recording.trial
-        current = self.store.sequence(self.digest, trial.key) == recording.seq
+        current = self._store.sequence(self._digest, trial.key) == recording.seq
         with self._lock:
             child = self._children.get((trial.key, show.record_digest(trial)))
             wanted = self._wanted(trial)
             name = self._name(trial.key)
             same = [other for other in self._children.values() if other.key == trial.key]
-        marked = self._mark([other for other in same if current and other is not child], False)
-        marked |= self._mark([child] if child else [], current)
+        marked = False
+        for other in same:
+            counts = current if other is child else other.current and not current
+            if other.current != counts:
+                self._client.set_tag(other.run_id, CURRENT, _text(counts))
+                other.current, marked = counts, True
         if not wanted or (child and child.ended):
             return marked
         # A clock may be set back while a trial runs; MLflow computes its duration.
@@ -154,7 +157,7 @@ class Projection:
         metrics = [Metric(name, value, ended, step) for name, value, step in values]
         params = [Param(*pair) for pair in show.params(trial.config).items()]
         self._client.log_batch(child.run_id, metrics=metrics, params=params)
-        trace = path_of(self.digest, trial.key)
+        trace = path_of(self._digest, trial.key)
         if current and trial.status == "ok" and trace.exists():
             self._client.log_text(child.run_id, trace.read_text(), "trace.json")
         status = "FAILED" if trial.status in ("failed", "timeout") else "FINISHED"
@@ -176,45 +179,33 @@ class Projection:
         child = self._children.get((recording.trial.key, show.record_digest(recording.trial)))
         return self._wanted(recording.trial) and not (child and child.ended)
 
-    def _mark(self, children: Sequence[_Child], current: bool) -> bool:
-        """Writes which recordings are current; returns False if it was known."""
-        changed = [child for child in children if child.current is not current]
-        for child in changed:
-            self._client.set_tag(child.run_id, CURRENT, _text(current))
-            child.current = current
-        return bool(changed)
-
     def summarise(self) -> None:
         """Brings the parent run's counts, best figures and description up to now."""
-        trials = self.store.trials(self.digest)
-        metrics = show.summary_metrics(trials)
+        trials = self._store.trials(self._digest)
         now = _milliseconds(None)
         # MLflow shows the value of the last step, and of the last time only among equal steps, so
         # that a clock that was set back changes nothing.
-        step = self.store.sequence(self.digest)
-        changes = metrics.items() - self._known_metrics.items()
-        changed = [Metric(name, value, now, step) for name, value in changes]
+        step = self._store.sequence(self._digest)
+        numbers = show.summary_metrics(trials).items()
+        metrics = [Metric(name, value, now, step) for name, value in numbers]
         tags = [RunTag(_NOTE, self._note(trials))]
-        self._client.log_batch(self.place.run_id, metrics=changed, tags=tags)
-        self._known_metrics.update(metrics)
+        self._client.log_batch(self.place.run_id, metrics=metrics, tags=tags)
 
     def log_files(self) -> None:
         """Writes the spec, the plan, the result tables and the lines from which a lost store is
         rebuilt; MLflow shows ``results_table.json`` as a table."""
-        trials = self.store.trials(self.digest)
-        self._log_text("\n".join(archive.lines(self.store, self.digest)), TRIALS)
+        trials = self._store.trials(self._digest)
+        self._log_text("\n".join(archive.lines(self._store, self._digest)), TRIALS)
         self._log_text(show.spec_yaml(self._sweep), "spec.yaml")
         self._log_text(show.plan_json(self._sweep, trials), "plan.json")
         columns, rows = show.results_table(self._sweep, trials)
         self._log_text(show.results_csv(columns, rows), "results.csv")
         self._log_text(show.results_json(self._sweep, trials), "results.json")
         self._log_text(json.dumps({"columns": columns, "data": rows}), show.TABLE)
-        shown = json.dumps([{"path": show.TABLE, "type": "table"}])
-        self._client.set_tag(self.place.run_id, "mlflow.loggedArtifacts", shown)
 
     def log_figures(self) -> None:
         """Writes the figures, the description that shows them, and the report."""
-        trials = self.store.trials(self.digest)
+        trials = self._store.trials(self._digest)
         with tempfile.TemporaryDirectory() as folder:
             drawn = dict(pictures(trials))
             for name, png in drawn.items():
@@ -223,19 +214,19 @@ class Projection:
                 self._client.log_artifacts(self.place.run_id, folder, FIGURES)
                 self._figures = tuple(drawn)
                 self._client.set_tag(self.place.run_id, _NOTE, self._note(trials))
-        self._log_text(document([(self.store.find(self.digest), trials)]), REPORT)
+        self._log_text(document([(self._store.find(self._digest), trials)]), REPORT)
 
     def close(self) -> None:
         """Ends the parent run as the sweep ended: killed, if no driver says otherwise."""
-        sweep = self.store.find(self.digest)
-        if sweep.status == "running" and self.store.owner(self.digest):
+        sweep = self._store.find(self._digest)
+        if sweep.status == "running" and self._store.owner(self._digest):
             return
-        ends = [trial.ended for trial in self.store.trials(self.digest) if trial.ended]
+        ends = [trial.ended for trial in self._store.trials(self._digest) if trial.ended]
         status, end = _PARENT_STATUS.get(sweep.status, "KILLED"), max(ends, default=None)
         self._client.set_terminated(self.place.run_id, status, _milliseconds(end))
 
     def _note(self, trials: Sequence[TrialRow]) -> str:
-        current = (child for child in self._children.values() if child.current is not False)
+        current = (child for child in self._children.values() if child.current)
         children = {child.key: child.run_id for child in current}
         return note(self._sweep, trials, self.place, children, self._figures)
 
@@ -243,7 +234,8 @@ class Projection:
         self._client.log_text(self.place.run_id, text, name)
 
     def _sweep_tags(self) -> dict[str, str]:
-        return show.sweep_tags(self._sweep) | self._own
+        tables = {"mlflow.loggedArtifacts": json.dumps([{"path": show.TABLE, "type": "table"}])}
+        return show.sweep_tags(self._sweep) | tables | self._own
 
     def _wanted(self, trial: TrialRow) -> bool:
         """Returns whether the trial has its own run."""
@@ -254,11 +246,11 @@ class Projection:
         if (trial.key, show.record_digest(trial)) in self._children:
             return True
         children = self._children.values()
-        return sum(child.pruned and child.current is not False for child in children) < _PRUNED
+        return sum(child.pruned and child.current for child in children) < _PRUNED
 
     def _name(self, key: str) -> str:
         if key not in self._names:  # a search adds trials as it goes
-            self._names = show.run_names(self._sweep, self.store.trials(self.digest))
+            self._names = show.run_names(self._sweep, self._store.trials(self._digest))
         return self._names.get(key, key)
 
     def _find_experiment(self) -> str:
@@ -288,7 +280,7 @@ class Projection:
     def _search(self) -> tuple[list[Run], list[Run]]:
         """Returns the parent runs and the child runs of this sweep that this store wrote, the
         oldest first."""
-        sweep, store = part_of_a_path(self.digest), self._own[STORE]
+        sweep, store = part_of_a_path(self._digest), self._own[STORE]
         ours = f"tags.`ringray.sweep` = '{sweep}' AND tags.`{STORE}` = '{store}'"
         runs = runs_of(self._client, [self.place.experiment_id], ours)
         parents = [run for run in runs if run.data.tags.get("ringray.role") == "sweep"]
@@ -305,9 +297,10 @@ class Projection:
             self._client.set_tag(run.info.run_id, "mlflow.parentRunId", self.place.run_id)
         # Some servers say that they have taken what they have not.
         ended = run.info.status in _ENDED and bool(run.data.metrics or status != "ok")
-        current = {"true": True, "false": False}.get(tags.get(CURRENT, ""))
-        key, pruned = tags["ringray.key"], status == "pruned"
-        self._children[place] = _Child(run.info.run_id, key, ended, pruned, current)
+        current = tags.get(CURRENT) == "true"
+        self._children[place] = _Child(
+            run.info.run_id, place[0], ended, status == "pruned", current
+        )
 
 
 def _text(flag: bool) -> str:
