@@ -44,8 +44,6 @@ def test_a_part_of_the_embedded_ray_is_killed(place: Place, part: str) -> None:
     assert len(lines) == 1, done.err
     assert "a local Ray has ended" in lines[0]
     assert "; Ray's logs are in /" in lines[0]
-    if "Agent" in part:  # Ray's own reason
-        assert "because one Ray agent failed, agent_name = " in lines[0]
     assert "`ringray resume SWEEP` continues" in lines[0]
     assert place.sweeps()[0].status == "interrupted"
     print(f"{part}: {done.seconds:.0f} s")

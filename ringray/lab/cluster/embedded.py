@@ -1,7 +1,7 @@
 """An embedded Ray: starts for one command, closed to other users, and ends with it.
 
 On a busy machine a part of Ray may come later than another waits for it, and Ray ends. So it is
-started again while there is time, each time in a fresh folder, and a failure quotes Ray's own log.
+started again while there is time, each time in a fresh folder; Ray's logs of a failure are kept.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import os
-import re
 import secrets
 import shutil
 import threading
@@ -25,7 +24,6 @@ from ringray.base.deadline import say, within
 from ringray.base.errors import ClusterError, PlaceError, reason_of
 from ringray.base.redaction import TOKENS
 from ringray.lab.cluster import access, ray_private
-from ringray.lab.trial.faults import brief
 
 NAME = "a local Ray"
 LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it has fewer cores
@@ -42,10 +40,6 @@ _VARIABLES = {
     # after that of a failed start. The watch over a running one is sooner.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "3600",
 }
-# A line of Ray's C++ logs of a fault: F and C end the process, E may be its reason.
-_FAULT = re.compile(r"\[[^\]]* ([EFC]) \d+ \d+\] \(\w+\) \S+: *(.*)")
-# Before what a failed check has to say.
-_BUG = re.compile(r".*Check failed: \S+\s*")
 
 
 def local_ranks() -> int:
@@ -180,38 +174,20 @@ class Servers:
         return ""
 
     def reason(self, otherwise: str = "") -> str:
-        """Returns why it has ended or does not start, by its logs, which are kept; and where."""
-        return f"{self._fault() or self._lost() or otherwise}{self._keep_logs()}"
-
-    def _fault(self) -> str:
-        """Returns the first fault that ended a server, else the first one at all, in their logs; ""
-        if they have none."""
-        logs = [log / f"{name}.err" for name in _SERVERS for log in self._logs()]
-        faults = [fault for log in logs for fault in _FAULT.findall(_text(log))]
-        fatal = [text for level, text in faults if level != "E"]
-        first = next(iter(fatal or [text for _, text in faults]), "")
-        return brief(_BUG.sub("", first))
+        """Returns why it has ended or does not start, and where its logs are kept."""
+        return f"{self._lost() or otherwise}{self._keep_logs()}"
 
     def _keep_logs(self) -> str:
         """Copies the logs into ``$RINGRAY_HOME/logs``; returns where they are, in words."""
         with contextlib.suppress(OSError, shutil.Error, PlaceError):
             home = private_files.folder(private_files.create_home() / "logs")
-            for log in self._logs():
+            for session in set(self._sessions()) - self._earlier:
                 copy = home / time.strftime(f"ray-%Y%m%d-%H%M%S-{os.getpid()}")
-                shutil.copytree(log, copy, symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(session / "logs", copy, symlinks=True, dirs_exist_ok=True)
                 for old in sorted(home.glob("ray-*"))[:-LOGS]:
                     shutil.rmtree(old, ignore_errors=True)
                 return f"; Ray's logs are in {copy}"
         return ""
 
-    def _logs(self) -> list[Path]:
-        return [place / "logs" for place in self._sessions() if place not in self._earlier]
-
     def _sessions(self) -> list[Path]:
         return sorted(self.root.glob(f"session_*_{os.getpid()}"))
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError):
-        return path.read_text("utf-8", errors="replace")
-    return ""
