@@ -11,7 +11,6 @@ import pytest
 from ringray.base import redaction
 from ringray.lab.cli import main
 from ringray.lab.report import tables
-from ringray.lab.report.live import PlainLines
 from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.description import note
@@ -22,7 +21,6 @@ from ringray.lab.tracking.mlflow_record import (
     spec_yaml,
     trial_tags,
 )
-from ringray.lab.tracking.worker import brief
 from ringray.lab.trial.outcome import Outcome, Tracked, TrialRow
 from tests.support import small_spec, store_rows
 
@@ -138,13 +136,6 @@ def test_a_store_of_somebody_else_prints_no_codes(
     assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(said.out + said.err)
 
 
-def test_names_of_files_print_no_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / f"{CODES}.yaml"
-    path.write_text("version: 2\n")
-    assert main(["validate", str(path)]) == 2
-    assert not {"\x1b", "\x9b", "\u202e"} & set(capsys.readouterr().err)
-
-
 def test_a_fault_of_ours_is_told_without_secrets(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,18 +149,6 @@ def test_a_fault_of_ours_is_told_without_secrets(
     assert "report it" in said
     assert SECRET not in said
     assert TOKEN not in said
-
-
-def test_live_lines_are_clean() -> None:
-    out = io.StringIO()
-    PlainLines(out).note(f"connecting to ray://u:{SECRET}@h {CODES}")
-    assert "connecting to ray://***@h" in out.getvalue()
-    assert "\x1b" not in out.getvalue()
-
-
-def test_the_tracking_process_says_no_secrets() -> None:
-    said = brief(RuntimeError(f"(psycopg2) postgresql://me:{SECRET}@h {TOKEN}\nmore"))
-    assert said == "RuntimeError: (psycopg2) postgresql://***@h ***"
 
 
 def test_a_password_in_a_spec_goes_no_further_than_the_store(
