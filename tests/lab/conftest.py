@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.lab.cluster import job_server, jobs
+from ringray.lab.cluster import job_package, job_server, jobs
+from ringray.lab.cluster.job_package import Shipment
 from tests.support import tracking_store
 from tests.support.job_server import Server
 from tests.support.small_spec import SMALL
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from ringray.lab.specs.model import Spec
     from ringray.lab.store.store import Store
 
 
@@ -29,8 +32,18 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schema: Path) -> Iter
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """A job server that is made up, to which the spec is sent without the source."""
+
+    @contextmanager
+    def packed(spec: Spec | None = None) -> Iterator[Shipment]:
+        folder = tmp_path / "sent" / "spec"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "spec.yaml").write_text(spec.source if spec else "")
+        yield Shipment(folder.parent, "spec/spec.yaml" if spec else "", 1 << 20)
+
     made = Server()
+    monkeypatch.setattr(job_package, "packed", packed)
     monkeypatch.setattr(job_server, "connect", lambda url: made)
     monkeypatch.setattr(jobs, "POLL_S", 0.0)
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):

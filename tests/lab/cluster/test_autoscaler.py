@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +14,7 @@ from ringray.lab.cluster.autoscaler import AutoscalerVerdict
 from ringray.lab.cluster.placement_wait import MovedError, WaitLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 GROUP = "ab" * 18
@@ -24,34 +23,19 @@ GROUP = "ab" * 18
 # Places of the configuration
 
 
-@pytest.fixture
-def monitor(tmp_path: Path) -> Iterator[Callable[..., None]]:
-    """Starts processes whose command line is that of Ray's autoscaler."""
-    started = []
-
-    def start(*options: str, name: str = "monitor.py") -> None:
-        program = tmp_path / name
-        program.write_text("import time\nprint('up', flush=True)\ntime.sleep(3600)\n")
-        process = subprocess.Popen(
-            [sys.executable, str(program), *options], stdout=subprocess.PIPE, text=True
-        )
-        started.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == "up\n"
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
 def test_the_configuration_is_read_where_the_autoscaler_reads_it(
-    monitor: Callable[..., None], tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "autoscaling.yaml"
     path.write_text("max_workers: 3\n")
-    monitor("--gcs-address=10.0.0.1:64001", f"--autoscaling-config={path}")
-    monitor("--gcs-address=10.0.0.1:64002")
+    commands = [
+        ["python", "log_monitor.py", "--gcs-address=10.0.0.1:64001"],
+        ["python", "monitor.py", "--gcs-address=10.0.0.1:64001", f"--autoscaling-config={path}"],
+        ["python", "monitor.py", "--gcs-address=10.0.0.1:64002"],
+        None,  # of another user
+    ]
+    processes = [SimpleNamespace(info={"cmdline": command}) for command in commands]
+    monkeypatch.setattr(autoscaler.psutil, "process_iter", lambda _: processes)
     assert autoscaler.look("64001") == {"max_workers": 3}
     assert autoscaler.look("64002") == {}
     assert autoscaler.look("64003") is None
@@ -59,17 +43,6 @@ def test_the_configuration_is_read_where_the_autoscaler_reads_it(
     assert autoscaler.look("64001") is None
     path.unlink()
     assert autoscaler.look("64001") is None
-
-
-def test_nodes_watching_their_logs_are_no_autoscaler(
-    monitor: Callable[..., None], tmp_path: Path
-) -> None:
-    path = tmp_path / "autoscaling.yaml"
-    path.write_text("max_workers: 3\n")
-    monitor("--gcs-address=10.0.0.1:64001", name="log_monitor.py")
-    assert autoscaler.look("64001") is None
-    monitor("--gcs-address=10.0.0.1:64001", f"--autoscaling-config={path}")
-    assert autoscaler.look("64001") == {"max_workers": 3}
 
 
 def raycluster(autoscaling: bool) -> dict[str, Any]:
@@ -130,11 +103,8 @@ def reply(version: int = 1, **state: Any) -> Any:
     )
 
 
-def test_an_autoscaler_that_has_not_spoken_says_nothing() -> None:
-    assert autoscaler._verdict(reply(version=0), GROUP) is None
-
-
 def test_nodes_on_their_way_are_counted_by_type() -> None:
+    assert autoscaler._verdict(reply(version=0), GROUP) is None  # it has not looked yet
     answer = autoscaler._verdict(
         reply(
             pending_instance_requests=[
@@ -157,14 +127,11 @@ def test_nodes_on_their_way_are_counted_by_type() -> None:
         "3 × gpu starting; 1 × cpu starting; big could not be started: no capacity; "
         "odd could not be started: Ray gives no reason"
     )
-
-
-@pytest.mark.parametrize(("group", "refused"), [(GROUP, True), ("cd" * 18, False)])
-def test_a_refusal_names_its_group(group: str, refused: bool) -> None:
     gang = messages.GangResourceRequest(details=f"{GROUP}:PACK|PENDING")
-    answer = autoscaler._verdict(reply(infeasible_gang_resource_requests=[gang]), group)
-    assert answer is not None
-    assert answer.refused is refused
+    for group, refused in ((GROUP, True), ("cd" * 18, False)):
+        answer = autoscaler._verdict(reply(infeasible_gang_resource_requests=[gang]), group)
+        assert answer is not None
+        assert answer.refused is refused
 
 
 # Waiting
@@ -212,81 +179,62 @@ def verdict(
     return AutoscalerVerdict({"gpu": starting} if starting else {}, {}, refused, busy, version)
 
 
-def test_who_waits_is_told_why_once_for_each_reason(clock: Any) -> None:
+def waits(group: Group, will_fit: bool = True, seconds: float = 600, **more: Any) -> list[str]:
+    """Waits for the place of a ring of 2; returns what was told meanwhile."""
+    texts: list[str] = []
+    limits = WaitLimits(seconds, texts.append, will_fit, **more)
+    placement_wait.wait(group, 2, {"CPU": 1.0}, limits)
+    return texts
+
+
+def test_the_reason_of_a_wait_is_told_once(clock: Any) -> None:
     clock([verdict(1), *[verdict(2, starting=4)] * 5, *[verdict(3, starting=1)] * 5, None])
-    told: list[str] = []
-    placement_wait.wait(Group(12), 4, {"CPU": 1.0}, WaitLimits(60, told.append))
-    assert told == [
+    assert waits(Group(12)) == [
         "waiting for nodes: 4 × gpu starting",
         "waiting for nodes: 1 × gpu starting",
-        "waiting for a place for 4 ranks, free now 1 CPU",
+        "waiting for a place for 2 ranks, free now 1 CPU",
     ]
+    assert waits(Group(0)) == []  # it has a place at once
 
 
-def test_a_place_at_once_is_no_news(clock: Any) -> None:
-    clock([])
-    told: list[str] = []
-    placement_wait.wait(Group(0), 2, {"CPU": 1.0}, WaitLimits(60, told.append))
-    assert told == []
-
-
-def test_patience_ends(clock: Any) -> None:
-    clock([verdict(1, starting=2)] * 10)
-    with pytest.raises(
-        PlaceError, match=r"after 5 s \(limits.place_timeout\): each rank needs 1 CPU"
-    ):
-        placement_wait.wait(Group(99), 2, {"CPU": 1.0}, WaitLimits(5, lambda text: None))
-
-
-@pytest.mark.parametrize("boots", [0, 3, 40])
-def test_nodes_that_boot_cost_no_patience(clock: Any, boots: int) -> None:
+@pytest.mark.parametrize("boots", [0, 40])
+def test_a_wait_ends_and_nodes_that_boot_do_not_count(clock: Any, boots: int) -> None:
     """Nodes that the autoscaler only asks for do, and so does what comes when they have failed."""
     booting = AutoscalerVerdict({"gpu": 2}, {}, False, False, 1, booting=True)
     asked = verdict(1, starting=2)
     clock([asked, *[booting] * boots, asked, None, None, None, None])
-    group, wait_limits = Group(99), WaitLimits(5, lambda text: None)
-    with pytest.raises(PlaceError, match="after 5 s"):
-        placement_wait.wait(group, 2, {"CPU": 1.0}, wait_limits)
+    group = Group(99)
+    with pytest.raises(PlaceError, match=r"after 5 s \(limits.place_timeout\): each rank needs 1"):
+        waits(group, seconds=5)
     assert group.looks == 5 + boots
-    assert sum(wait_limits.booting) == boots
 
 
 def test_a_place_that_others_changed_is_asked_for_anew(clock: Any) -> None:
     clock([verdict(1)] * 10)
-    wait_limits = WaitLimits(60, lambda text: None, moved=iter([False, True]).__next__)
     with pytest.raises(MovedError):
-        placement_wait.wait(Group(99), 2, {"CPU": 1.0}, wait_limits)
+        waits(Group(99), moved=iter([False, True]).__next__)
 
 
 def test_a_refusal_that_lasts_is_believed_where_nothing_else_is_known(clock: Any) -> None:
     refusals = [verdict(version, refused=True) for version in range(1, 30)]
-    clock(list(refusals))
+    clock(refusals)
     group = Group(99)
     with pytest.raises(PlaceError, match="the autoscaler has no nodes to start for that"):
-        placement_wait.wait(
-            group, 8, {"CPU": 1.0}, WaitLimits(600, lambda text: None, will_fit=False)
-        )
+        waits(group, will_fit=False)
     assert group.looks <= placement_wait.NEVER_S + 2
+    clock(refusals)
+    waits(Group(18), will_fit=True)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "verdicts",
     [
-        [verdict(1, refused=True)] * 20,  # said once: the autoscaler has not looked again
+        [verdict(1, refused=True)] * 20,  # the autoscaler has not looked again
         [verdict(n, refused=True, busy=True) for n in range(20)],
         [verdict(n, refused=True, starting=1) for n in range(20)],
         [verdict(n, refused=n % 5 > 0) for n in range(20)],
     ],
 )
-def test_a_refusal_for_now_is_waited_out(clock: Any, said: list[AutoscalerVerdict]) -> None:
-    clock(list(said))
-    placement_wait.wait(
-        Group(18), 2, {"CPU": 1.0}, WaitLimits(600, lambda text: None, will_fit=False)
-    )
-
-
-def test_where_the_ring_is_known_to_fit_no_refusal_counts(clock: Any) -> None:
-    clock([verdict(n, refused=True) for n in range(30)])
-    placement_wait.wait(
-        Group(25), 2, {"CPU": 1.0}, WaitLimits(600, lambda text: None, will_fit=True)
-    )
+def test_a_refusal_for_now_is_waited_out(clock: Any, verdicts: list[AutoscalerVerdict]) -> None:
+    clock(verdicts)
+    waits(Group(18), will_fit=False)

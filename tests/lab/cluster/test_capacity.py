@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -15,9 +15,6 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
 from tests.support.place import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GPU = {"CPU": 1.0, "GPU": 1.0}
 CONFIG = yaml.safe_load((REPOSITORY / "cluster" / "local-autoscaling.yaml").read_text())
@@ -61,7 +58,7 @@ def brute(groups: tuple[NodeGroup, ...], most: int, bundle: dict[str, float], st
 @pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"])
 def test_the_largest_ring_is_that_of_the_best_choice_of_nodes(strategy: str) -> None:
     dice = random.Random(7)
-    for _ in range(150):
+    for _ in range(60):
         groups = tuple(
             NodeGroup(f"g{at}", {"CPU": dice.randint(0, 5), "GPU": dice.randint(0, 3)}, count, head)
             for at, (count, head) in enumerate(
@@ -80,11 +77,8 @@ def test_without_a_limit_any_ring_fits() -> None:
     assert endless.ranks(GPU) == math.inf
     assert endless.ranks(GPU, "STRICT_PACK") == 1
     assert endless.ranks({"CPU": 2.0}) == 0
-    assert Capacity((NodeGroup("gpu", GPU, math.inf),), 3).ranks(GPU) == 3
-
-
-def test_fractions_of_a_resource_add_up() -> None:
     assert Capacity((NodeGroup("a", {"CPU": 0.3}),)).ranks({"CPU": 0.1}) == 3
+    assert Capacity((NodeGroup("gpu", GPU, math.inf),), 3).ranks(GPU) == 3
 
 
 # From Ray's answers to a capacity
@@ -163,46 +157,25 @@ def test_a_growing_cluster_refuses_what_it_can_never_hold(
     assert len(asked) == 1
 
 
-def test_gpus_that_nodes_can_bring_are_what_auto_means() -> None:
-    cluster, _ = growing()
-    assert cluster.device("auto") == "cuda"
-    assert Cluster(False, EMPTY).device("auto") == "cpu"
+def test_what_a_cluster_can_have_decides_about_devices_and_spare_ranks() -> None:
+    def never() -> Capacity:
+        raise AssertionError("asked")
 
-
-def test_no_gpus_ever_is_said_of_the_device() -> None:
+    small = config("{size: 2, device: cpu}")
+    growing_cluster, _ = growing()
+    assert growing_cluster.device("auto") == "cuda"
+    assert growing_cluster.needs_exact_size(small)
+    still = Cluster(False, Capacity((NodeGroup("node", {"CPU": 8.0}),)))
+    assert still.device("auto") == "cpu"
+    assert not still.needs_exact_size(small)
+    full = Cluster(False, Capacity((NodeGroup("node", GPU, 4),)), never)
+    assert full.refusal(config("{size: 4}")) is None
+    assert full.will_fit(config("{size: 4}"))
+    unknown = Cluster(False, EMPTY, lambda: None)
+    assert unknown.refusal(config("{size: 64, device: cpu}")) is None
+    assert not unknown.will_fit(config("{size: 64, device: cpu}"))
     without = Cluster(False, EMPTY, lambda: Capacity((NodeGroup("cpu", {"CPU": 8.0}, 4),)))
     reason = without.refusal(config("{size: 2, device: cuda}"))
     assert reason is not None
     assert reason.field == "ring.device"
     assert "cuda needs GPUs, the cluster can offer none: 4 × cpu (8 CPU)" in reason.text
-
-
-def test_nodes_that_are_there_answer_without_asking_the_autoscaler() -> None:
-    def never() -> Capacity:
-        raise AssertionError("asked")
-
-    cluster = Cluster(False, Capacity((NodeGroup("node", GPU, 4),)), never)
-    assert cluster.refusal(config("{size: 4}")) is None
-    assert cluster.will_fit(config("{size: 4}"))
-
-
-def test_what_cannot_be_known_is_not_refused() -> None:
-    cluster = Cluster(False, EMPTY, lambda: None)
-    far = config("{size: 64, device: cpu}")
-    assert cluster.refusal(far) is None
-    assert not cluster.will_fit(far)
-    assert cluster.needs_exact_size(far)
-
-
-@pytest.mark.parametrize(
-    ("cluster", "exact"),
-    [
-        (lambda: Cluster(True, Capacity((NodeGroup("node", {"CPU": 8.0}),))), False),
-        (lambda: Cluster(False, Capacity((NodeGroup("node", {"CPU": 8.0}),))), False),
-        (lambda: growing()[0], True),
-    ],
-)
-def test_rings_hold_no_spare_ranks_where_nodes_could_go(
-    cluster: Callable[[], Cluster], exact: bool
-) -> None:
-    assert cluster().needs_exact_size(config("{size: 2, device: cpu}")) is exact

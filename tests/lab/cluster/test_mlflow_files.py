@@ -118,9 +118,3 @@ def test_versions_of_mlflow_are_those_of_the_constraints() -> None:
     for package in ("flask-wtf", "boto3"):  # those that are not in constraints.txt
         assert re.search(rf"\b{package}==[\d.]+\b", text)
     assert re.findall(r"^USER (\w+)", text, re.MULTILINE) == ["1000"]
-
-
-def test_the_server_asks_for_users_and_hosts_and_serves_artifacts() -> None:
-    text = (FOLDER / "server.sh").read_text()
-    for option in ("--app-name basic-auth", "--serve-artifacts", "--allowed-hosts"):
-        assert option in text
