@@ -48,6 +48,7 @@ finally:
 """
 
 
+@pytest.mark.exhaustive
 def test_each_actor_holds_the_gpu_that_its_placement_reserves(tmp_path: Path) -> None:
     given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     given.pop("CUDA_VISIBLE_DEVICES", None)

@@ -25,10 +25,8 @@ NODE = {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.2", "NodeMan
         (None, False),
         (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), True),
         (TimeoutError("timed out"), True),
-        (OSError(errno.EHOSTUNREACH, "no route to host"), True),
         (PermissionError(errno.EACCES, "a firewall here"), False),
         (OSError(errno.EMFILE, "too many open files"), False),
-        (socket.gaierror(socket.EAI_NONAME, "unknown"), False),
     ],
 )
 def test_a_node_that_nobody_answers_for_is_lost(
@@ -43,14 +41,9 @@ def test_a_node_that_nobody_answers_for_is_lost(
     monkeypatch.setattr(ray, "nodes", lambda: [NODE])
     monkeypatch.setattr(socket, "create_connection", connect)
     assert calls.gone("a") is lost
-
-
-@pytest.mark.parametrize("nodes", [[], [NODE | {"Alive": False}]])
-def test_what_ray_knows_to_be_lost_is_not_asked(
-    monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, object]]
-) -> None:
-    monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    assert calls.gone("a")
+    for nodes in ([], [NODE | {"Alive": False}]):  # Ray knows that it is lost
+        monkeypatch.setattr(ray, "nodes", lambda nodes=nodes: nodes)
+        assert calls.gone("a")
 
 
 # Ranks that answer by the clock of a test
@@ -151,7 +144,7 @@ def test_a_lost_node_is_found_among_those_of_silent_ranks(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("seconds", [11.0, 3600.0])
-@pytest.mark.parametrize("ends", [[30.0, 40.0], [6.0, 7.0], [6.0, 5000.0]])
+@pytest.mark.parametrize("ends", [[30.0, 40.0], [6.0, 5000.0]])
 def test_ranks_are_not_to_blame_for_a_driver_that_did_not_run(
     monkeypatch: pytest.MonkeyPatch, seconds: float, ends: list[float]
 ) -> None:

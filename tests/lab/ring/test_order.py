@@ -12,7 +12,6 @@ import pytest
 from ringray.base.errors import PlaceError
 from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import parse_fleet
-from ringray.lab.report import words
 from ringray.lab.ring import gpu_links
 from ringray.lab.ring.order import ZONES, RankLocation, check, crossings, divided, ordered, zones_of
 from ringray.lab.specs.model import parse
@@ -70,31 +69,13 @@ def test_inner_groups_lie_on_one_node_where_they_can() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ring", "more", "inner"),
-    [
-        ("transport: double-ring:4", "", 4), ("transport: hybrid:2", "", 2),
-        ("transport: ring", "", 1), ("transport: auto", "", 1), ("transport: ulysses", "", 1),
-        ("transport: double-ring:2", "training: {model: llama-tiny, tp: 2}", 4),
-    ],
-)  # fmt: skip
-def test_inner_groups_of_a_trial(ring: str, more: str, inner: int) -> None:
-    kind = "train" if more else "latency"
-    text = f"version: 1\nname: a\nkind: {kind}\nring: {{size: 8}}\nproblem: {{seq_len: 1k}}\n"
-    (trial,) = build(parse(f"{text}strategy: {{{ring}}}\n{more}"), parse_fleet("h100:8")).trials
-    assert trial.config.inner == inner
-
-
-@pytest.mark.parametrize(
-    ("fleet", "warned"),
-    [("h100:3x3", ["double-ring:4", "hybrid:2"]), ("h100:2x4", []), ("h100:8", [])],
+    ("transport", "inner"), [("double-ring:4", 4), ("hybrid:2", 2), ("ring", 1), ("auto", 1)]
 )
-def test_a_plan_says_which_inner_groups_no_node_holds(fleet: str, warned: list[str]) -> None:
-    """Of 9 ranks on 3 nodes, groups of two find room on each but once."""
-    text = "version: 1\nname: a\nkind: latency\nring: {size: 8}\nproblem: {seq_len: 1k, heads: 8}\n"
-    made = build(
-        parse(f"{text}strategy: {{transport: [ring, double-ring:4, hybrid:2]}}"), parse_fleet(fleet)
-    )
-    assert [line.split()[1] for line in words.warnings(made)] == warned
+def test_inner_groups_of_a_trial(transport: str, inner: int) -> None:
+    text = "version: 1\nname: a\nkind: latency\nring: {size: 8}\nproblem: {seq_len: 1k}\n"
+    text += f"strategy: {{transport: {transport}}}\n"
+    (trial,) = build(parse(text), parse_fleet("h100:8")).trials
+    assert trial.config.inner == inner
 
 
 def test_neighbours_share_the_closest_links() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +18,6 @@ from ringray.lab.ring.actor import RankInfo
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.specs import model as spec
 from ringray.tuning.table import Place
-from tests.support.place import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +30,13 @@ STATIC, GROWING, GPUS = (
     Cluster(False, FEW, lambda: MANY),
     Cluster(False, MANY),
 )
+
+
+def raises(error: Exception) -> Any:
+    def call(*_: object) -> None:
+        raise error
+
+    return call
 
 
 class Counted:
@@ -74,15 +79,15 @@ def capacities(place: Cluster, ring: str) -> list[tuple[int, bool]]:
     """Of each trial's ring the actors, and whether it was warm."""
     read, configs = sweep(ring)
     shared = RingPool(place, read, lambda text: None)
-    found = []
-    for at, one in enumerate(configs):
-        made, was_warm = shared.take(one, configs[at:])
-        found.append((made.capacity, was_warm))
+    taken = []
+    for number, config in enumerate(configs):
+        made, was_warm = shared.take(config, configs[number:])
+        taken.append((made.capacity, was_warm))
         shared.rest()
         assert len(Counted.alive) == 1
     shared.close()
     assert Counted.alive == []
-    return found
+    return taken
 
 
 @pytest.mark.parametrize(
@@ -97,18 +102,6 @@ def test_rings_have_spare_ranks_only_where_those_cost_nothing(
     place: Cluster, device: str, want: list[tuple[int, bool]]
 ) -> None:
     assert capacities(place, f"{{size: [2, 4, 3], device: {device}}}") == want
-
-
-def test_a_ring_that_fits_is_kept(rings: list[Counted]) -> None:
-    read, configs = sweep("{size: 2, device: cpu}")
-    shared = RingPool(GROWING, read, lambda text: None)
-    first, was_warm = shared.take(configs[0], configs)
-    assert not was_warm
-    assert shared.take(configs[0], configs) == (first, True)
-    shared.close()
-    again, was_warm = shared.take(configs[0], configs)
-    assert not was_warm
-    assert again is not first
 
 
 def test_a_ring_whose_nodes_another_took_meanwhile_has_others(
@@ -144,42 +137,6 @@ def test_a_ring_whose_nodes_another_took_meanwhile_has_others(
     assert (asked, ring.nodes, len(rings)) == ([[], ["a"]], ["b", "b"], 1)
     shared.close()
     assert not machines.holds(shared)
-
-
-def test_a_ring_that_is_too_small_is_replaced(rings: list[Counted]) -> None:
-    """Of the larger ring nothing was known when the first was started."""
-    read, configs = sweep("{size: [2, 4], device: cpu}")
-    shared = RingPool(STATIC, read, lambda text: None)
-    assert shared.take(configs[0], configs[:1])[0].capacity == 2
-    assert shared.take(configs[1], configs[1:])[0].capacity == 4
-    assert len(rings) == 1
-    shared.close()
-
-
-def test_an_idle_ring_is_released_and_a_busy_one_is_not(rings: list[Counted]) -> None:
-    read, configs = sweep("{size: 2, device: cpu, idle_release: 200ms}")
-    shared = RingPool(GROWING, read, lambda text: None)
-    for _ in range(4):  # in use for longer than that, and idle for less
-        shared.take(configs[0], configs)
-        time.sleep(0.25)
-        assert len(rings) == 1
-        shared.rest()
-        time.sleep(0.01)
-    assert len(rings) == 1
-    wait_until("the idle ring is released", lambda: not rings)
-    shared.take(configs[0], configs)
-    assert len(rings) == 1
-    shared.close()
-
-
-def test_no_timer_outlives_its_sweep(rings: list[Counted]) -> None:
-    read, configs = sweep("{size: 2, device: cpu, idle_release: 1h}")
-    shared = RingPool(GROWING, read, lambda text: None)
-    before = threading.active_count()
-    shared.take(configs[0], configs)
-    shared.rest()
-    shared.close()
-    wait_until("the timer ends", lambda: threading.active_count() == before)
 
 
 def test_a_ring_that_comes_too_late_is_given_back(
@@ -233,40 +190,39 @@ def test_a_gpu_ring_without_a_compiler_says_so(
     assert rings == []
 
 
-def test_each_start_has_a_cause(rings: list[Counted]) -> None:
-    read, configs = sweep("{size: [2, 4], device: cpu, idle_release: 10ms}")
-    causes: list[str] = []
-    shared = RingPool(GROWING, read, lambda text: None, started=causes.append)
-    for cause in ("first", "other-needs"):
-        shared.take(configs[len(causes)], configs)
-        assert causes[-1] == cause
-    shared.close("stalled")
-    shared.take(configs[0], configs)
-    shared.take(configs[0], configs)  # the same ring
-    shared.rest()
-    wait_until("the ring is idle", lambda: not rings)
-    shared.take(configs[0], configs)
-    shared.close()
-    shared.close("timeout")  # of no ring
-    shared.take(configs[0], configs)
-    shared.close()
-    assert causes == ["first", "other-needs", "stalled", "idle", "room"]
-
-
-def test_a_start_that_failed_is_the_cause_of_the_next(
+def test_a_busy_ring_is_kept_an_idle_one_released_and_each_start_has_a_cause(
     rings: list[Counted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*given: Any) -> Any:
-        raise PlaceError("no room")
+    timers: list[Any] = []
 
-    read, configs = sweep("{size: 2, device: cpu}")
+    class Timer:
+        def __init__(self, seconds: float, call: Any, arguments: list[str]) -> None:
+            self.fire = lambda: call(*arguments)
+            timers.append(self)
+
+        start = cancel = join = lambda self: None
+
+    monkeypatch.setattr(pool.threading, "Timer", Timer)
+    read, configs = sweep("{size: [2, 4], device: cpu, idle_release: 1h}")
     causes: list[str] = []
     shared = RingPool(GROWING, read, lambda text: None, started=causes.append)
+    first, was_warm = shared.take(configs[0], configs)
+    assert not was_warm
+    shared.rest()
+    assert shared.take(configs[0], configs) == (first, True)
+    shared.take(configs[1], configs[1:])  # the other one has too few ranks
+    assert len(rings) == 1
+    shared.close("stalled")
+    shared.take(configs[0], configs)
+    shared.rest()
+    timers[-1].fire()
+    assert rings == []
     with monkeypatch.context() as patch:
-        patch.setattr(pool, "ActorRing", fails)
+        patch.setattr(pool, "ActorRing", raises(PlaceError("no room")))
         with pytest.raises(PlaceError):
             shared.take(configs[0], configs)
-    shared.close("rank-died")
     shared.take(configs[0], configs)
     shared.close()
-    assert causes == ["first", "failed-start"]
+    shared.take(configs[0], configs)
+    shared.close()
+    assert causes == ["first", "other-needs", "stalled", "idle", "failed-start", "room"]
