@@ -19,7 +19,7 @@ from ringray.base import locks, provenance
 from ringray.lab.specs.model import Spec
 
 _FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
-_DATA = (".yaml", ".html", ".css", ".js")
+_SENT = (".py", ".yaml", ".html", ".css", ".js")
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,13 @@ class Shipment:
 
 
 def _not_sent(folder: str, names: list[str]) -> list[str]:
-    """Names the files that are not sent: all but Python source, data that modules or packages of
-    the same name read, and their folders, so that keys and notes beside the source stay here, and
-    folders behind links."""
+    """Names the files that are not sent: all but Python source, its data, and folders, so that keys
+    and notes beside the source stay here, and what is behind links."""
 
     def sent(path: Path) -> bool:
-        reader = path.with_suffix(".py").is_file() or path.stem == path.parent.name
-        data = path.suffix in _DATA and reader
-        source = path.is_file() and (path.suffix == ".py" or data)
-        package = path.is_dir() and not path.is_symlink() and path.name != "__pycache__"
-        return (source or package) and not path.name.startswith(".")
+        if path.name.startswith((".", "__pycache__")) or path.is_symlink():
+            return False
+        return path.is_dir() or path.suffix in _SENT
 
     return [name for name in names if not sent(Path(folder, name))]
 

@@ -6,9 +6,9 @@ import contextlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import urlsplit
 
 from ringray.base.errors import PlaceError, UserError, reason_of
 from ringray.base.redaction import plain, shown
@@ -18,6 +18,7 @@ PROBE_S = 5.0  # seconds for the address to answer
 CALL_S = 60.0  # seconds for one request; an upload is one
 _EXAMPLE = "http://HOST:8265, the dashboard of the cluster's head (6379 is its GCS)"
 _ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_URL = re.compile(r"https?://(?P<user>[^/]*@)?([^\s/:@]+|\[[\da-fA-F:]+\])(:\d+)?(/\S*)?")
 
 
 def address(named: str | None) -> str:
@@ -26,26 +27,19 @@ def address(named: str | None) -> str:
     Raises:
         UserError: there is none, or it is not the URL of a dashboard.
     """
-    url = named
-    for name in _ADDRESSES:
-        there = os.environ.get(name, "")
-        if not url and there.startswith(("http://", "https://")):
-            url = there
+    of_ray = (os.environ.get(name, "") for name in _ADDRESSES)
+    url = named or next((url for url in of_ray if url.startswith("http")), None)
     if not url:
         advice = f"give --address {_EXAMPLE}, or set RAY_API_SERVER_ADDRESS"
         raise UserError(f"no cluster to submit to; {advice}")
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        if "@" in parts.netloc:
-            raise UserError(
-                f"--address {shown(url)}: a password is not allowed here; RAY_AUTH_TOKEN or "
-                "RAY_AUTH_TOKEN_PATH holds the cluster's token"
-            )
-    except ValueError:
-        good = False
-    if not good or any(character.isspace() for character in url):
+    match = _URL.fullmatch(url)
+    if match is None:
         raise UserError(f"--address {url}: not the URL of a job server, which is {_EXAMPLE}")
+    if match["user"]:
+        raise UserError(
+            f"--address {shown(url)}: a password is not allowed here; RAY_AUTH_TOKEN or "
+            "RAY_AUTH_TOKEN_PATH holds the cluster's token"
+        )
     return url.rstrip("/")
 
 

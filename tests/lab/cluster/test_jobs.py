@@ -82,7 +82,7 @@ def test_what_lies_beside_the_source_stays_here(
     packages = tuple(tmp_path / name for name in ("ringray", "ringray_kernels"))
     for package in packages:
         (package / "inner").mkdir(parents=True)
-        beside = ("id_rsa", "notes.txt", ".env", "inner/tls.pem", "secrets.yaml", "inner/b.yaml")
+        beside = ("id_rsa", "notes.txt", ".env", "inner/tls.pem", "secrets.json")
         for name in ("__init__.py", "inner/a.py", "inner/a.yaml", *beside):
             (package / name).write_text("x")
         (package / "elsewhere").symlink_to(tmp_path)
