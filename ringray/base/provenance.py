@@ -146,7 +146,7 @@ def git_state() -> dict[str, Any] | None:
     variables = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"],
+            ["git", "describe", "--always", "--exclude=*", "--abbrev=40", "--dirty"],
             cwd=root,
             env={**variables, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
             capture_output=True,
@@ -156,15 +156,8 @@ def git_state() -> dict[str, Any] | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    commit, dirty = None, False
-    for line in done.stdout.splitlines():
-        if line.startswith("# branch.oid "):
-            commit = line.removeprefix("# branch.oid ").strip()
-        elif not line.startswith("#"):
-            dirty = True
-    if commit is None or commit == "(initial)":
-        return None
-    return {"commit": commit, "dirty": dirty}
+    commit, _, dirty = done.stdout.strip().partition("-")
+    return {"commit": commit, "dirty": bool(dirty)}
 
 
 def _provenance(root: Path) -> dict[str, Any] | None:
