@@ -290,6 +290,8 @@ _HANDLING = ("step", "message", "copying")
 def _handling(fields: Samples, configs: Sequence[TrialConfig], cores: Floats) -> Samples:
     """Returns the core-seconds of a step, a message and a byte with which a rank of balanced rings
     takes ``cores``: those with the least relative errors; and the spread that these leave."""
+    from scipy.optimize import nnls  # takes a while to import
+
     link = Link(bandwidth=1e30, latency=0.0)
     every = dict.fromkeys(_HANDLING, 0.0) | {"inner": link, "outer": link, "cores": RANKS}
     bare = entry(fields, "measured").model_copy(update=every)
@@ -299,18 +301,10 @@ def _handling(fields: Samples, configs: Sequence[TrialConfig], cores: Floats) ->
         return np.array([cost_model.predict(config, on).time_ms / 1e3 for config in configs])
 
     # Costs are linear in the three unknowns: the slope of each comes from one unit of it.
-    without, unit, names = predicted(bare), 1e-6, list(_HANDLING)
-    parts = {n: (predicted(bare.model_copy(update={n: unit})) - without) / unit for n in names}
-    solved: Floats = np.zeros(0)
-    wrong: Floats = without / cores - 1
-    while names:  # none may be negative: the least of them is left out, and the others again solved
-        table = np.stack([parts[name] / cores for name in names], 1)
-        solved = np.linalg.lstsq(table, 1 - without / cores, rcond=None)[0].astype(np.float64)
-        wrong = without / cores + table @ solved - 1
-        if solved.min() >= 0:
-            break
-        names.pop(int(solved.argmin()))
-    else:  # a busy machine: cores took less than attention alone should
-        solved, wrong = np.zeros(0), without / cores - 1
-    handling = dict.fromkeys(_HANDLING, 0.0) | dict(zip(names, solved.tolist(), strict=True))
+    without, unit = predicted(bare), 1e-6
+    slopes = [(predicted(bare.model_copy(update={n: unit})) - without) / unit for n in _HANDLING]
+    table = np.stack(slopes, 1) / cores[:, None]
+    solved, _ = nnls(table, 1 - without / cores)
+    wrong = without / cores + table @ solved - 1
+    handling = dict(zip(_HANDLING, solved.tolist(), strict=True))
     return handling | {"spread": max(fields["spread"], float(np.quantile(np.abs(wrong), 0.8)))}
