@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ringray.lab import cli
-from ringray.lab.cli import doctor
+from ringray.lab.cli import doctor, probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,14 +110,30 @@ def test_doctor_tells_compiled_kernels_from_interpreted_ones(
         assert line in out
 
 
-def test_doctor_probes_in_a_process_of_its_own() -> None:
-    found = doctor.probe("torch")
-    assert found["gloo"] is None
-    assert found["backends"]["reference"] is None
-    assert found["backends"]["triton"] is None
-    assert found["interpreted"] == (not found["gpus"])
-    assert found["auto"] == ("triton" if found["gpus"] else "aten")
-    assert "error" in doctor.probe("no_such_package")
+def test_packages_are_probed_in_a_process_of_their_own() -> None:
+    assert "No module named 'no_such_package'" in doctor.probe("no_such_package")["error"]
+    report = probe.torch_()
+    assert report["gloo"] is None
+    assert report["backends"]["reference"] is None
+    assert report["backends"]["triton"] is None
+    assert report.get("interpreted", False) == (not report["gpus"])
+    assert report["auto"] == ("triton" if report["gpus"] else "aten")
+
+
+def test_a_home_is_private_and_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(doctor, "probe", _found())
+    assert cli.main(["doctor"]) == 1
+    assert re.search(r"missing home .*set RINGRAY_HOME", capsys.readouterr().out)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o777)
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "home"))
+    assert cli.main(["doctor"]) == 0
+    assert f"chmod go-w {tmp_path / 'home'}" in capsys.readouterr().out
+    assert list((tmp_path / "home").iterdir()) == []
 
 
 def test_doctor_knows_the_versions_that_are_installed_together() -> None:
@@ -130,30 +146,6 @@ def test_doctor_knows_the_versions_that_are_installed_together() -> None:
     project = (ROOT / "pyproject.toml").read_text()
     for name, least in doctor.LEAST.items():
         assert f'"{name}>={".".join(map(str, least))}' in project
-
-
-def test_doctor_says_when_the_home_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(doctor, "probe", _found())
-    assert cli.main(["doctor"]) == 1
-    assert re.search(r"missing home .*set RINGRAY_HOME", capsys.readouterr().out)
-
-
-def test_doctor_says_when_others_may_write_to_the_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
-    tmp_path.chmod(0o777)
-    finding = doctor._home()
-    assert finding.verdict == "note"
-    assert f"chmod go-w {tmp_path}" in finding.text
-    tmp_path.chmod(0o755)
-    finding = doctor._home()
-    assert "chmod" not in finding.text
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_doctor_tells_no_secrets(

@@ -72,20 +72,6 @@ def test_a_start_that_fails_is_tried_again(
     assert all(line.endswith("so it is; starting it again") for line in told)
 
 
-def test_a_start_that_takes_all_the_time_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = []
-
-    def once(left: float) -> Any:
-        tries.append(left)
-        raise ClusterError("late")
-
-    monkeypatch.setattr(embedded, "_once", once)
-    monkeypatch.setattr(embedded, "START_S", 0.0)
-    with connect._variables(), pytest.raises(ClusterError, match="late"), embedded.started():
-        pass
-    assert len(tries) == 1
-
-
 def test_the_ports_of_agents_are_free_and_held() -> None:
     """Nobody else gets them, and the agent can listen there; Ray's functions are put back."""
     import socket

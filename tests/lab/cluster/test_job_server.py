@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import http.server
-import json
-import threading
-from typing import TYPE_CHECKING, Any
-
 import pytest
 
 from ringray.base.errors import PlaceError, UserError
 from ringray.lab.cluster import job_server
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from tests.support.bad_servers import bad_server
 
 URL = "http://head:8265"
 
@@ -39,45 +32,20 @@ def test_the_address_is_what_was_given_else_what_ray_says(monkeypatch: pytest.Mo
     assert job_server.address("http://c:2") == "http://c:2"
 
 
-@pytest.fixture
-def answer() -> Iterator[Callable[[int, Any], str]]:
-    """A server with one answer to everything; its URL."""
-    started = []
-
-    def start(status: int, said: Any) -> str:
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(said if isinstance(said, bytes) else json.dumps(said).encode())
-
-            def log_message(self, *_: Any) -> None: ...
-
-        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        started.append(made)
-        return f"http://127.0.0.1:{made.server_port}"
-
-    yield start
-    for made in started:
-        made.shutdown()
-        made.server_close()
-
-
 @pytest.mark.parametrize(
-    ("status", "said", "match"),
+    ("answer", "match"),
     [
-        (404, {}, "is not a Ray dashboard: HTTP status 404"),
-        (200, b"<html>", "is not a Ray dashboard"),
-        (200, {"version": "4"}, "is not a Ray dashboard: its answer has no ray_version"),
-        (200, {"ray_version": "1.8.0"}, "Ray version 1.8.0 is running on the cluster"),
+        (b"<html>", "is not a Ray dashboard"),
+        (b'{"version": "4"}', "is not a Ray dashboard: its answer has no ray_version"),
+        (b'{"ray_version": "1.8.0"}', "Ray version 1.8.0 is running on the cluster"),
     ],
 )
-def test_what_is_no_job_server(
-    answer: Callable[[int, Any], str], status: int, said: Any, match: str
-) -> None:
-    with pytest.raises(PlaceError, match=match):
-        job_server.connect(answer(status, said))
+def test_what_is_no_job_server(answer: bytes, match: str) -> None:
+    with (
+        bad_server("silent", {"/api/version": answer}) as port,
+        pytest.raises(PlaceError, match=match),
+    ):
+        job_server.connect(f"http://127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
