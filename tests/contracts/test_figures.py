@@ -21,7 +21,6 @@ SHOWN = {
     "tasks": {"curves", "scores"},
     "contexts": {"scores"},
     "predictions": {"throughput", "memory", "speedup", "pareto", "predicted"},
-    "hops": {"speedup", "balance"},
     "trainings": {"curves"},
 }
 
@@ -42,10 +41,7 @@ def test_it_is_drawn_where_the_sweep_varies_what_it_shows(name: str, sweep: str)
     for panel in found["concat"]:
         encodings = [layer["encoding"] for layer in panel["layer"]]
         assert any(one.get("x", {}).get("title") for one in encodings)
-        assert any(one.get("y", {}).get("title") for one in encodings) or name in (
-            "speedup",
-            "balance",
-        )
+        assert any(one.get("y", {}).get("title") for one in encodings) or name == "speedup"
         assert any("tooltip" in one for one in encodings)
         values = panel.get("data", found.get("data"))["values"]
         assert values

@@ -82,14 +82,6 @@ def predictions() -> list[TrialRow]:
     ]  # fmt: skip
 
 
-def hops() -> list[TrialRow]:
-    """Trials of kind overlap: computation, transfer, wait and bytes of each hop."""
-    rows = [row(i, timed(9.0 - i), partition=p) for i, p in enumerate(("contiguous", "zigzag"))]
-    samples = {f"hop: forward, hop {at}": [3.0 + at, 1.0, 0.5 * at, 2**21 * at] for at in range(3)}
-    ranks = {f"rank: {at}": [9.0 + at, 3.0, 1.5, 2**20] for at in range(2)}
-    return [replace(one, samples={"ms": [9.0], **samples, **ranks}) for one in rows]
-
-
 def trainings() -> list[TrialRow]:
     """Trainings with their losses by step."""
     rows = [row(i, {"loss": 1.5 - i}, seq_len=512 << i) for i in range(2)]
@@ -99,5 +91,5 @@ def trainings() -> list[TrialRow]:
 
 SWEEPS = {
     "strategies": strategies, "tiles": tiles, "cuts": cuts, "tasks": tasks, "contexts": contexts,
-    "predictions": predictions, "hops": hops, "trainings": trainings,
+    "predictions": predictions, "trainings": trainings,
 }  # fmt: skip

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ringray.lab.report.figures import (
-    balance,
     blocks,
     curves,
     data,
@@ -26,7 +25,6 @@ from ringray.lab.report.figures import (
 from tests.support.figure_rows import (
     cuts,
     grid,
-    hops,
     predictions,
     row,
     strategies,
@@ -222,27 +220,6 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     assert line["encoding"]["x"]["datum"] == line["encoding"]["y"]["datum"]
     assert marks["encoding"]["x"]["scale"] == marks["encoding"]["y"]["scale"]
     assert predicted.draw(data.points(strategies())) is None
-
-
-def test_balance_shows_the_fastest_first_and_every_part_of_hops_and_ranks() -> None:
-    drawn = balance.draw(data.points(hops()))
-    assert drawn is not None
-    panels = drawn.to_dict()["concat"]
-    assert [panel["title"]["text"] for panel in panels] == [
-        f"{partition}, {what}"
-        for partition in ("zigzag", "contiguous")
-        for what in ("slowest rank of each hop", "sums of each rank")
-    ]
-    ranks = [
-        (record["bar"], record["ms"]) for record in records(drawn, 1) if record["part"] == "compute"
-    ]
-    assert ranks == [("0", 9.0), ("1", 10.0)]
-    found = [(record["bar"], record["part"], record["ms"]) for record in records(drawn)]
-    assert found[6:] == [
-        ("forward, hop 2", "compute", 5.0),
-        ("forward, hop 2", "transfer", 1.0),
-        ("forward, hop 2", "wait", 1.0),
-    ]
 
 
 def test_curves_are_thinned_and_end_where_the_training_ended() -> None:

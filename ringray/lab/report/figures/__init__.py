@@ -5,7 +5,6 @@ speedup             the ring against the baseline
 pareto              time against memory
 blocks              time by block sizes
 predicted           predictions against measurements
-balance             time by hop and by rank
 curves              of trainings, by step
 scores              of a trained task, by length and depth
 data                points, problems and strategies that the figures show
@@ -40,7 +39,6 @@ TITLES: dict[str, str] = {
     "pareto": "Time against memory",
     "blocks": "Time by block sizes",
     "predicted": "Predicted against measured",
-    "balance": "Time by hop and by rank",
     "curves": "Training curves",
     "scores": "Score of a trained task",
 }

@@ -74,7 +74,9 @@ def _panel(title: str, bars: Bars, lengths: Sequence[int]) -> style.Layers:
     legend = alt.Legend(title=None, columns=style.columns(texts)) if len(lengths) > 1 else None
     scale = alt.Scale(domain=[0, max(1.1, most * 1.15)], nice=False)
     x = alt.X("value:Q", title="times as fast (line: equal)", scale=scale)
-    y, beside = style.bands("strategy", bars.names), alt.YOffset("length:N", sort=texts)
+    bands, axis = alt.Scale(paddingInner=0.25, paddingOuter=0.1), alt.Axis(grid=False)
+    y = alt.Y("strategy:N", title=None, sort=bars.names, scale=bands, axis=axis)
+    beside = alt.YOffset("length:N", sort=texts)  # the bars of one name stand together
     base = alt.Chart().encode(x=x, y=y, yOffset=beside)
     colours = alt.Scale(domain=texts, range=shades)
     drawn = base.mark_bar().encode(

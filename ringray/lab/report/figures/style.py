@@ -27,7 +27,6 @@ Records = list[dict[str, Any]]
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SHAPES = ["circle", "square", "triangle-up", "diamond", "cross"]
 SHAPES += ["triangle-down", "triangle-right", "triangle-left"]
-_BANDS = alt.Scale(paddingInner=0.25, paddingOuter=0.1)  # the bars of one name stand together
 _DASHES = ([1, 0], [6, 3], [2, 2])
 INK, PALE, BACK = colour("ink"), colour("pale"), colour("back")
 # Two panels beside each other with their axes are as wide as MLflow's column for descriptions.
@@ -131,15 +130,9 @@ def figure(panels: Sequence[Layers], title: alt.TitleParams, columns: int = 1) -
     return made.resolve_scale(x="independent", y="independent")
 
 
-def bands(field: str, names: Sequence[str], title: str | None = None) -> alt.Y:
-    """Returns a y axis of ``names``, with the bars of each together."""
-    axis = alt.Axis(grid=False)
-    return alt.Y(f"{field}:N", title=title, sort=names, scale=_BANDS, axis=axis)
-
-
 def tip(**names: str) -> list[alt.Tooltip]:
     """Returns what the pointer shows: fields with their names; numbers with four digits."""
-    exact = ("strategy", "tokens", "length", "text", "bar", "name", "step")
+    exact = ("strategy", "tokens", "length", "text", "name", "step")
     return [
         alt.Tooltip(f"{field}:N", title=name)
         if field in exact
