@@ -83,7 +83,7 @@ def test_the_parent_run_shows_what_is_fastest_and_the_figures(views: pages.Views
 
 def test_figures_are_shown_inline_among_the_artifacts(views: pages.Views) -> None:
     views.figure("pareto")
-    for name in ("memory", "pareto", "predicted", "speedup", "throughput"):
+    for name in ("memory", "pareto", "speedup", "throughput"):
         views.page.get_by_text(f"{name}.png").first.wait_for()
     shown = views.page.locator("img[src^=blob], img[src*=get-artifact], img[src^=data]").first
     assert shown.evaluate("one => one.naturalWidth") > 500

@@ -57,8 +57,8 @@ def page(opened: Page, noted: list[str], address: str) -> Page:
 
 
 def test_every_figure_is_a_picture(page: Page) -> None:
-    assert page.locator("figure").count() == 6
-    assert page.locator("figure svg").count() == 6
+    assert page.locator("figure").count() == 5
+    assert page.locator("figure svg").count() == 5
     for box in page.locator("figure svg").evaluate_all("all => all.map(x => x.clientWidth)"):
         assert 300 < box < 1000
     assert page.evaluate("window.evil") is None
@@ -168,7 +168,7 @@ def test_without_scripts_everything_can_be_read(page: Page) -> None:
     page.context.new_cdp_session(page).send("Emulation.setScriptExecutionDisabled", {"value": True})
     page.reload()
     assert page.get_by_label("Filter").count() == 0
-    assert page.locator("figure svg").count() == 6
+    assert page.locator("figure svg").count() == 5
     titles = page.locator("figure svg title").all_text_contents()  # which the pointer shows
     assert len(titles) > 50
     assert any("strategy: zigzag allgather" in title and "GFLOP/s" in title for title in titles)

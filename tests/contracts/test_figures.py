@@ -20,7 +20,6 @@ SHOWN = {
     "cuts": {"speedup", "blocks"},
     "tasks": {"curves", "scores"},
     "contexts": {"scores"},
-    "predictions": {"throughput", "memory", "speedup", "pareto", "predicted"},
     "trainings": {"curves"},
 }
 

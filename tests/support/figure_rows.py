@@ -91,5 +91,5 @@ def trainings() -> list[TrialRow]:
 
 SWEEPS = {
     "strategies": strategies, "tiles": tiles, "cuts": cuts, "tasks": tasks, "contexts": contexts,
-    "predictions": predictions, "trainings": trainings,
+    "trainings": trainings,
 }  # fmt: skip

@@ -17,7 +17,6 @@ from ringray.lab.report.figures import (
     lines,
     memory,
     pareto,
-    predicted,
     speedup,
     style,
     throughput,
@@ -25,7 +24,6 @@ from ringray.lab.report.figures import (
 from tests.support.figure_rows import (
     cuts,
     grid,
-    predictions,
     row,
     strategies,
     tiles,
@@ -206,20 +204,6 @@ def test_ids_of_a_figure_are_its_own_in_a_page() -> None:
         "those of Vega in the page have no name"
     )
     assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= ids
-
-
-def test_predictions_stand_beside_what_was_measured() -> None:
-    drawn = predicted.draw(data.points(predictions()))
-    assert drawn is not None
-    time, memory_panel = records(drawn, 0), records(drawn, 1)
-    assert [record["y"] / record["x"] for record in (*time, *memory_panel)] == pytest.approx(
-        [1.1] * 32
-    )
-    assert memory_panel[0]["y"] == 10.0
-    line, marks = layers(drawn)
-    assert line["encoding"]["x"]["datum"] == line["encoding"]["y"]["datum"]
-    assert marks["encoding"]["x"]["scale"] == marks["encoding"]["y"]["scale"]
-    assert predicted.draw(data.points(strategies())) is None
 
 
 def test_curves_are_thinned_and_end_where_the_training_ended() -> None:

@@ -4,7 +4,6 @@ throughput, memory  a metric by sequence length (lines)
 speedup             the ring against the baseline
 pareto              time against memory
 blocks              time by block sizes
-predicted           predictions against measurements
 curves              of trainings, by step
 scores              of a trained task, by length and depth
 data                points, problems and strategies that the figures show
@@ -38,7 +37,6 @@ TITLES: dict[str, str] = {
     "speedup": "Speed-up over the baseline",
     "pareto": "Time against memory",
     "blocks": "Time by block sizes",
-    "predicted": "Predicted against measured",
     "curves": "Training curves",
     "scores": "Score of a trained task",
 }
