@@ -22,10 +22,7 @@ def hazards(made: Compiled) -> list[str]:
     """Returns the instructions that may change an operand of a product under way."""
     if "ptx" not in made.asm:
         return []
-    # A warp group of the specialised kernels is alone with its memory.
-    apart = made.config.path == "specialised"
-    live = live_operand_writes(sass_instructions(made.listing))
-    return live if apart else live + unsynchronised_writes(made.asm["ptx"])
+    return live_operand_writes(sass_instructions(made.listing))
 
 
 def _written(text: str) -> set[int]:
@@ -60,32 +57,4 @@ def live_operand_writes(code: list[Instruction]) -> list[str]:
                 first = int(operand[1])
                 live.append((group, set(range(first, first + _OPERAND_REGISTERS)), text))
             group += "GMMA" in text and "gsb0" in text
-    return list(writes)
-
-
-def unsynchronised_writes(ptx: str) -> list[str]:
-    """Returns the writes to shared memory in inner loops with products that follow a wait for
-    products without a barrier between: the wait holds for one warp group, and another may still
-    read (triton issue 11047). For kernels of several warp groups that do the same."""
-    lines = ptx.splitlines()
-    labels = {m[1]: i for i, line in enumerate(lines) if (m := re.match(r"(\$\w+):", line))}
-    jumps = [re.search(r"\bbra(?:\.uni)?\s+(\$\w+)", line) for line in lines]
-    code = [
-        Instruction(line, labels.get(jump[1]) if jump else None)
-        for line, jump in zip(lines, jumps, strict=True)
-    ]
-    writes: dict[str, None] = {}
-    for loop in inner_loops(code, r"wgmma\.mma"):
-        under_way, apart = 0, False
-        for instruction in [*loop, *loop]:
-            text = instruction.text
-            wait = re.search(r"wgmma\.wait_group\S*\s+(\d+)", text)
-            under_way += "wgmma.commit" in text
-            if wait:
-                apart = apart or under_way > int(wait[1])
-                under_way = min(under_way, int(wait[1]))
-            elif re.search(r"bar\.sync|barrier\.(cta|sync)", text):
-                apart = False
-            elif apart and re.search(r"st\.shared|cp\.async\.(bulk|c[ag])|stmatrix", text):
-                writes[text.strip()] = None
     return list(writes)

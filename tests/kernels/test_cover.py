@@ -58,7 +58,7 @@ def bounds(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(start, dtype=torch.int32), torch.tensor(end, dtype=torch.int32)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(bounds(), st.none() | st.integers(1, 150))
 def test_each_visible_pair_is_in_one_call(
     given_bounds: tuple[torch.Tensor, torch.Tensor], block: int | None
@@ -66,7 +66,7 @@ def test_each_visible_pair_is_in_one_call(
     check(*given_bounds, block)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(
     st.integers(1, 260), st.integers(1, 3), st.integers(1, 3), st.none() | st.integers(0, 90),
     st.booleans(), st.none() | st.sampled_from([1, 16, 64, 512]),

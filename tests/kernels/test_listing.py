@@ -7,14 +7,12 @@ import pytest
 from ringray_kernels.inspect.listing import (
     GCN,
     SASS,
-    Instruction,
     gcn_instructions,
     inner_loops,
     sass_instructions,
     spilled_bytes,
-    whole_tiles,
 )
-from tests.kernels.hazards import live_operand_writes, unsynchronised_writes
+from tests.kernels.hazards import live_operand_writes
 from tests.kernels.loops import Loop, described, repetition
 
 LISTING = """
@@ -65,24 +63,6 @@ def test_writes_to_operands_of_products_under_way_are_found() -> None:
     assert found.startswith("LDS.128")
 
 
-PTX = """
-$L__BB0_1:
-    wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%f1}, %rd1, %rd2;
-    wgmma.commit_group.sync.aligned;
-    wgmma.wait_group.sync.aligned 0;
-    bar.sync 0;
-    st.shared.v4.b32 [%r1], {%r2, %r3, %r4, %r5};
-    @%p1 bra $L__BB0_1;
-    ret;
-"""
-
-
-def test_writes_that_another_warp_group_may_not_expect_are_found() -> None:
-    assert unsynchronised_writes(PTX) == []
-    (found,) = unsynchronised_writes(PTX.replace("    bar.sync 0;\n", ""))
-    assert found.startswith("st.shared")
-
-
 TTGIR = """
 #mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [8, 1], instrShape = [16, 8]}>
 #mma1 = #ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 2], instrShape = [16, 64, 16]}>
@@ -119,10 +99,3 @@ def test_listings_of_amd_are_read_by_loop() -> None:
     assert len(loop) == 3
     assert spilled_bytes(code, GCN.spill) == 20
     assert spilled_bytes(loop, GCN.spill) == 4
-
-
-def test_the_loops_over_whole_tiles_are_the_short_ones() -> None:
-    nothing = [Instruction("NOP", None)]
-    loops = [length * nothing for length in (30, 10, 12, 13)]
-    assert whole_tiles(loops) == [loops[1], loops[2]]
-    assert whole_tiles([]) == []

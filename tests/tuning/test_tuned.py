@@ -181,8 +181,8 @@ def test_the_younger_of_two_stays(tmp_path: Path) -> None:
 
 def test_who_add_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -> None:
     path = tmp_path / "shared.json"
-    sizes = range(2, 26)
-    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+    sizes = range(2, 10)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
         one_each = [[entry(bucket=bucket(ring_size=size))] for size in sizes]
         list(pool.map(tuned.add, one_each, [path] * len(one_each)))
     assert {one.bucket.ring_size for one in tuned.read(path)} == set(sizes)
@@ -202,34 +202,12 @@ def test_an_exported_table_is_used_where_it_is_put(tmp_path: Path) -> None:
     assert lookup.strategy(buckets(), PLACE, backend="triton").partition == "striped"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "[]", "{}", '{"format": 2, "entries": []}', '{"format": 1}',
-        '{"format": 1, "entries": [{}]}', '{"format": 1, "entries": 3}', "\x00",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "entries": []}', "\x00"])
 def test_a_broken_table_is_named(text: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"broken\.json"):
         tuned.read(path)
-
-
-def test_an_entry_that_means_nothing_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.json"
-    tuned.write([entry()], path)
-    for change in (
-        {"use": "luck"}, {"use": "kernel", "choice": {"backend": "aten"}},
-        {"choice": {"blocks": None}}, {"choice": {"partition": 3}}, {"choice": {"colour": "red"}},
-        {"place": {"hardware": "x"}}, {"bucket": {}}, {"metrics": {"median_ms": "fast"}},
-    ):  # fmt: skip
-        data = json.loads(path.read_text())
-        data["entries"][0] |= change
-        other = tmp_path / "other.json"
-        other.write_text(json.dumps(data))
-        with pytest.raises(UserError, match="not a table of tuned choices"):
-            tuned.read(other)
 
 
 @pytest.mark.parametrize(
@@ -249,17 +227,12 @@ def test_an_entry_that_means_nothing_is_refused(tmp_path: Path) -> None:
             "entries[1].choice.transport: transport: got 'rings', expected one of ",
         ),
         ({"choice": {"blocks": 8}}, "entries[1].choice.blocks: got 8, expected null, a text or an"),
-        ({"choice": {"blocks": True}}, "entries[1].choice.blocks: got True, expected null"),
         (
             {"choice": {"colour": 1}},
             "entries[1].choice.colour: unknown field, expected some of partition, ",
         ),
-        ({"bucket": 3}, "entries[1].bucket: got 3, expected an object"),
         ({"place": {"hardware": "x"}}, "entries[1].place.kernels: Field required"),
-        ({"place": {"hardware": 7}}, "entries[1].place.hardware: got 7, expected a valid string"),
-        ({"when": "now"}, "entries[1].when: got 'now', expected a valid number"),
         ({"metrics": {"a": float("nan")}}, "entries[1].metrics.a: got nan, expected a finite"),
-        ({"metrics": {"a": 10**400}}, "entries[1].metrics.a: got "),
         ({"sweep": "x" * 501}, "entries[1].sweep: got 'xx"),
     ],
 )
@@ -288,7 +261,7 @@ def test_a_file_keeps_what_an_entry_says(tmp_path: Path) -> None:
     assert (read.place.device, read.metrics, read.sweep) == ("cuda", {}, "a\ufffd[1m")
 
 
-@pytest.mark.parametrize("option", ["/pingpong", "/persistent", "/pingpong/persistent"])
+@pytest.mark.parametrize("option", ["/pingpong", "/persistent"])
 def test_a_table_of_an_older_version_is_read(option: str, tmp_path: Path) -> None:
     """Its entries hold for other kernels, and do not hide those of the present ones."""
     path = tmp_path / "t.json"
@@ -358,15 +331,6 @@ def test_the_op_takes_the_tuned_backend_where_it_can(
     assert backend() == taken
     assert ("the tuned backend is not used" in caplog.text) == (tuned_one == "cudnn")
     assert backend(backend="aten") == backend(softcap=20.0) == "aten"
-
-
-def test_the_same_is_told_to_who_deals_the_shards() -> None:
-    hopper = bucket(ring_size=4, threads=0)
-    tuned.add([entry(bucket=hopper, place=tuned.here("NVIDIA H200"))])
-    told = ringray.tuned_strategy(
-        ring_size=4, seq_len=16384, heads=8, kv_heads=2, head_dim=128, device="NVIDIA H200"
-    )
-    assert (told.partition, told.transport) == ("striped", "hybrid:2")
 
 
 def test_auto_is_settled_before_it_is_compiled() -> None:
