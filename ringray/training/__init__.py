@@ -7,5 +7,4 @@ corpus       documents in files, packed; each rank reads its own rows
 trainer      steps of training
 checkpoint   checkpoints that are complete or absent, for any mesh
 checkpoint_files  one checkpoint's files, their digests, and a reader that runs nothing
-pickled      pickles read as data
 """
