@@ -87,6 +87,7 @@ def test_the_last_whole_checkpoint_stays_until_another_is_written(folder: Path) 
     on_ring(2, [partial(checks.goes_on_behind_damage, folder)])
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_it_writes_leaves_the_checkpoint_before(folder: Path) -> None:
     with pytest.raises((EOFError, ConnectionResetError)):
         on_ring(2, [partial(checks.dies_while_it_writes, folder)])

@@ -45,7 +45,7 @@ def test_an_epoch_has_every_document_once_in_an_order_of_its_own(folder: Path) -
     assert every(Corpus([folder], seed=1), 3, WHOLE)[0] != texts[3]
 
 
-@pytest.mark.parametrize("seq_len", [1, 5, 7, 50])
+@pytest.mark.parametrize("seq_len", [1, 7, 50])
 def test_sequences_follow_each_other_across_epochs(folder: Path, seq_len: int) -> None:
     corpus = Corpus([folder])
     count = -(-3 * WHOLE // seq_len)

@@ -14,6 +14,7 @@ from ringray.training.checkpoint import CheckpointError
 from ringray.training.recipe import Degrees, Recipe, check
 from ringray.training.trainer import TrainingStep, check_facts
 from tests.support import training_checks as checks
+from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ MESHES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("degrees", MESHES[:3], ids=str)
+@pytest.mark.parametrize("degrees", [MESHES[0], *exhaustive(MESHES[1]), MESHES[2]], ids=str)
 def test_every_mesh_has_the_losses_of_one_process(degrees: Degrees, alone: Any) -> None:
     wanted = alone(checks.RECIPE, 8)[:3]
     assert wanted[-1].loss < wanted[0].loss
@@ -54,8 +55,7 @@ def test_every_mesh_has_the_losses_of_one_process(degrees: Degrees, alone: Any) 
 
 
 @pytest.mark.slow
-@pytest.mark.rotating(3)
-@pytest.mark.parametrize("degrees", MESHES, ids=str)
+@pytest.mark.parametrize("degrees", [MESHES[0], *exhaustive(*MESHES[1:])], ids=str)
 def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone: Any) -> None:
     """TP of processes that share cores is slow: fewer steps of it."""
     recipe = replace(checks.RECIPE, seq_len=254, steps=100)
@@ -63,19 +63,15 @@ def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone:
     on_ring(degrees.ranks, [partial(checks.losses_are, wanted, degrees, recipe)])
 
 
-@pytest.mark.rotating(2)
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "changed",
     [
-        ("transport", "ulysses"),
-        ("partition", "striped"),
-        ("kept", "all"),
-        ("kept", "attention"),
-        ("documents", False),
+        {"transport": "ulysses", "kept": "attention"}, {"partition": "striped", "kept": "all"},
+        *exhaustive({"kept": "attention"}, {"kept": "all"}, {"documents": False}),
     ],
-)
-def test_every_strategy_trains_the_same(name: str, value: Any, alone: Any) -> None:
-    changed: Any = {name: value}
+    ids=str,
+)  # fmt: skip
+def test_every_strategy_trains_the_same(changed: Any, alone: Any) -> None:
     recipe = replace(checks.RECIPE, **changed)
     on_ring(2, [partial(checks.losses_are, alone(recipe, 3), Degrees(cp=2), recipe)])
 
@@ -86,42 +82,35 @@ def test_vanilla_attention_and_mlp_train_the_same(alone: Any) -> None:
     on_ring(2, [partial(checks.losses_are, alone(recipe, 3), Degrees(dp=2), vanilla)])
 
 
-@pytest.mark.parametrize("degrees", [Degrees(cp=2), Degrees(dp=2, cp=2)], ids=str)
-def test_sequences_at_once_train_as_one_by_one(degrees: Degrees, alone: Any) -> None:
-    recipe = replace(checks.RECIPE, documents=False)
-    wanted, at_once = alone(recipe, 3), replace(recipe, micro_batch=2)
-    on_ring(degrees.ranks, [partial(checks.losses_are, wanted, degrees, at_once)])
-
-
 @pytest.mark.parametrize("degrees", [Degrees(dp=2, cp=2), Degrees(cp=2, tp=2)], ids=str)
-def test_answers_are_those_of_the_whole_sequence(degrees: Degrees) -> None:
-    on_ring(degrees.ranks, [partial(checks.answers_are_whole, degrees)])
-
-
-@pytest.mark.parametrize("degrees", [Degrees(dp=2, cp=2), Degrees(cp=2, tp=2)], ids=str)
-def test_gradients_are_those_of_one_process(degrees: Degrees) -> None:
+def test_a_mesh_computes_what_one_process_does(degrees: Degrees, alone: Any) -> None:
+    """Gradients, answers and FLOPs; and sequences at once train as one by one."""
     options: list[dict[str, Any]] = [
         {"mlp_rows": 7, "loss_rows": 7, "kept": "input"}, {"loss_rows": None},
         {"mlp_rows": 7, "kept": "attention"},
     ]  # fmt: skip
-    some = [partial(checks.gradients_are, degrees, one) for one in options]
-    on_ring(degrees.ranks, some)
+    each = [partial(checks.gradients_are, degrees, one) for one in options]
+    each.append(partial(checks.answers_are_whole, degrees))
+    each.append(partial(checks.flops_are_of_visible_pairs, degrees))
+    if degrees.tp == 1:
+        recipe = replace(checks.RECIPE, documents=False)
+        at_once = replace(recipe, micro_batch=2)
+        each.append(partial(checks.losses_are, alone(recipe, 3), degrees, at_once))
+    on_ring(degrees.ranks, each)
 
 
-@pytest.mark.rotating(2)
 @pytest.mark.parametrize(
-    ("before", "after"),
+    "degrees",
     [
-        (Degrees(cp=2), Degrees(cp=4)),
-        (Degrees(cp=2), Degrees(tp=2)),
-        (Degrees(pp=2), Degrees()),
-        (Degrees(pp=2), Degrees(pp=2)),
+        (Degrees(cp=2), Degrees(cp=4)), (Degrees(pp=2), Degrees()),
+        *exhaustive((Degrees(cp=2), Degrees(tp=2)), (Degrees(pp=2), Degrees(pp=2))),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_checkpoint_goes_on_with_another_mesh(
-    before: Degrees, after: Degrees, tmp_path: Path, alone: Any
+    degrees: tuple[Degrees, Degrees], tmp_path: Path, alone: Any
 ) -> None:
+    before, after = degrees
     on_ring(before.ranks, [partial(checks.saves, tmp_path, 4, before)])
     wanted = alone(checks.RECIPE, 8)
     on_ring(after.ranks, [partial(checks.continues, tmp_path, wanted, after)])
@@ -129,10 +118,6 @@ def test_a_checkpoint_goes_on_with_another_mesh(
     check_facts(known, checks.TINY)
     with pytest.raises(CheckpointError, match="another model: layers 2, expected layers 3"):
         check_facts(known, replace(checks.TINY, layers=3))
-
-
-def test_what_was_interrupted_is_not_loaded(tmp_path: Path) -> None:
-    on_ring(2, [partial(checks.interrupted_saves_are_not_loaded, tmp_path)])
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -143,25 +128,16 @@ def test_the_loss_is_per_token_of_the_step(replicas: int, tmp_path: Path) -> Non
     on_ring(replicas, [partial(checks.the_loss_is_per_token, tmp_path)])
 
 
-def test_a_loss_that_is_not_finite_changes_nothing() -> None:
-    on_ring(2, [checks.a_bad_loss_changes_nothing])
-
-
-def test_another_batch_or_length_goes_on_behind_the_tokens_seen() -> None:
-    on_ring(2, [checks.goes_on_behind_its_tokens])
-
-
-@pytest.mark.parametrize("degrees", [Degrees(dp=2, cp=2), Degrees(cp=2, tp=2)], ids=str)
-def test_flops_are_of_visible_pairs(degrees: Degrees) -> None:
-    on_ring(degrees.ranks, [partial(checks.flops_are_of_visible_pairs, degrees)])
-
-
-def test_two_trainings_do_not_share_a_folder(tmp_path: Path) -> None:
-    on_ring(2, [partial(checks.a_folder_has_one_training, tmp_path)])
-
-
-def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    on_ring(2, [partial(checks.a_full_disk_is_told, tmp_path)])
+def test_two_ranks_and_what_may_go_wrong(tmp_path: Path) -> None:
+    on_ring(
+        2,
+        [
+            checks.a_bad_loss_changes_nothing, checks.goes_on_behind_its_tokens,
+            partial(checks.a_folder_has_one_training, tmp_path / "one"),
+            partial(checks.a_full_disk_is_told, tmp_path / "full"),
+            partial(checks.interrupted_saves_are_not_loaded, tmp_path / "interrupted"),
+        ],
+    )  # fmt: skip
 
 
 def test_tokens_beyond_the_vocabulary_are_told(tmp_path: Path) -> None:
@@ -173,13 +149,13 @@ def test_tokens_beyond_the_vocabulary_are_told(tmp_path: Path) -> None:
 
 def test_models_that_attend_locally_are_refused_on_every_rank() -> None:
     on_ring(
-        2, [checks.local_attention_is_refused, checks.models_of_transformers_attend_by_the_ring]
-    )
+        2,
+        [
+            checks.local_attention_is_refused, checks.models_of_transformers_attend_by_the_ring,
+            checks.wrong_meshes_are_told,
+        ],
+    )  # fmt: skip
     on_ring(4, [checks.other_groups_are_refused])
-
-
-def test_wrong_meshes_are_told_on_every_rank() -> None:
-    on_ring(2, [checks.wrong_meshes_are_told])
 
 
 @pytest.mark.parametrize(
