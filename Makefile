@@ -20,9 +20,12 @@ UV_PIP = $(BIN)/uv pip install -q --python $(BIN)/python
 # pip installs torch where it is configured for a machine's own builds, which uv does not know.
 TORCH_BY := pip
 INSTALL_TORCH = --no-build-isolation torch -e . -c $(VENV)/constraints.txt
-PYTEST = $(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile
-# The part of the large sets of cases that tests run: the same one in CI, whatever the date.
-TURN ?= 0
+PYTEST = $(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests that every commit runs, by their marks, and how many there are at least.
+QUICK = -m "not slow and not chaos and not exhaustive and not gpu"
+LONG = -m "(slow or chaos) and not exhaustive and not gpu"
+QUICK_LEAST = --least quick=2500
+LONG_LEAST = --least slow=15 --least chaos=22 --least browser=3 --least prometheus=1 --least tc=3
 # Files of tests that run at a time; 0 runs them in pytest itself.
 WORKERS ?= 2
 
@@ -79,8 +82,8 @@ autoscaling: $(STAMP) ## measure rings on a cluster that grows and shrinks on th
 multihost: $(STAMP) ## measure rings over four hosts with shaped links on this machine
 	@$(BIN)/python experiments/multihost.py
 
-test: $(STAMP) ## run the quick tests; of large sets a part
-	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "not slow and not chaos and not gpu"
+test: $(STAMP) ## run the quick tests
+	@$(PYTEST) tests $(QUICK) $(QUICK_LEAST)
 
 # The least that pyproject.toml asks for, as GPU images have it. Triton's interpreter of that time
 # knows no numpy after 2.3.
@@ -92,15 +95,13 @@ oldest: VENV = .venv-oldest
 oldest: ## test the kernels and the op with the oldest torch and triton, in .venv-oldest
 	@$(MAKE) --no-print-directory VENV=$(VENV) TORCH_BY=uv \
 	  TORCH='$(call OLDEST,torch)' TRITON='$(call OLDEST,triton)' NUMPY='numpy==2.3.*' setup
-	@RINGRAY_TURN=$(TURN) $(PYTEST) $(OLDEST_TESTS) \
-	  -m "not slow and not chaos and not gpu"
+	@$(PYTEST) $(OLDEST_TESTS) $(QUICK) --least quick=400
 
-#   TURN=1 make chaos     another part of them
-chaos: $(STAMP) ## run the slow tests and those that kill processes: of large sets a part
-	@RINGRAY_TURN=$(TURN) $(PYTEST) tests -m "(slow or chaos) and not gpu"
+chaos: $(STAMP) ## run the slow tests and those that kill processes
+	@$(PYTEST) tests $(LONG) $(LONG_LEAST)
 
-exhaustive: $(STAMP) ## run all that `make test` and `make chaos` take parts of
-	@$(PYTEST) tests -m "(rotating or exhaustive or slow or chaos) and not gpu"
+exhaustive: $(STAMP) ## run what is too long for every commit (hours)
+	@$(PYTEST) tests -m "exhaustive and not gpu"
 
 #   SEED=7 make campaign      the faults of that seed again
 campaign: $(STAMP) ## break real sweeps 200 times at random moments (about an hour)
@@ -117,10 +118,11 @@ fuzz: $(STAMP) ## load and plan 10,000 generated specs (two minutes of CPU time)
 mutants: $(STAMP) ## change the product in small wrong ways and see that tests fail
 	@$(BIN)/python -m tests.mutants $(if $(ONLY),--only '$(ONLY)') $(if $(QUICK),--quick)
 
-# Asks a service on the internet, so that neither lint nor CI wait for it.
-#   ADVISORIES=FOLDER make audit     reads advisories in OSV's format instead, offline
-audit: $(STAMP) ## look for known vulnerabilities of what is installed
-	@$(BIN)/python -m tests.audit $(if $(ADVISORIES),--advisories '$(ADVISORIES)')
+# Asks a service on the internet, so that neither lint nor CI wait for it. A finding that stays gets
+# --ignore-vuln=ID here, with the reason in a comment.
+audit: $(STAMP) ## look for known vulnerabilities of what constraints.txt pins
+	@grep == constraints.txt > $(VENV)/pinned.txt
+	@$(BIN)/pip-audit --strict --no-deps --disable-pip -r $(VENV)/pinned.txt
 
 # Needs a Chromium that is installed; none is downloaded.
 screenshots: $(STAMP) ## draw MLflow's pages, a report and pages of the site into docs/images

@@ -1,9 +1,8 @@
-"""Fixtures of all tests, which keep the home of the person who runs them untouched; turns.
+"""Fixtures of all tests, which keep the home of the person who runs them untouched; counts by mark.
 
-Tests marked ``rotating(n)`` are cases of one large set. With ``RINGRAY_TURN`` (a whole number) set,
-one in ``n`` of them runs, other ones each turn, spread over the values of their parameters; without
-it all run. The others of a file that are marked ``slow`` or ``chaos`` are one set, of which a turn
-takes a fifth. CI takes turn 0. No turn has those that are marked ``exhaustive``.
+A test belongs to every commit (`make test`, or `make chaos` if it is marked ``slow`` or ``chaos``),
+or to `make exhaustive` alone if it is marked so. Each run says how many tests of each mark ran, and
+``--least MARK=N`` fails a run of fewer.
 """
 
 from __future__ import annotations
@@ -12,111 +11,101 @@ import os
 import re
 import signal
 import sys
-import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support import programs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tests.support.place import Place
 
-TURN = os.environ.get("RINGRAY_TURN")
-SLOW_TURNS = 5
-
 # Before anything imports triton: without a GPU its kernels run in the interpreter.
 NO_DEVICES = not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd"))
 if NO_DEVICES:
     os.environ["TRITON_INTERPRET"] = "1"
 
+SPEEDS = ("slow", "chaos", "exhaustive", "gpu")  # a test with none of them is quick
+# Those that take longest come first, so that no worker waits for another's last file.
+LONGEST = ()
 
-# Marks of which a selection wants at least one: files without them need not be imported, which
-# takes seconds, and a GPU machine may lack what they import.
-WANTED = {"gpu": ["gpu"], "(slow or chaos) and not gpu": ["slow", "chaos"]}
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--least", action="append", default=[], metavar="MARK=N",
+        help="fail if fewer tests with this mark ran; `quick`: without any of the others",
+    )  # fmt: skip
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Asks PyTorch for a GPU before ``-m gpu``: some containers hide the devices by other names."""
-    if NO_DEVICES and config.getoption("markexpr") == "gpu":
-        import torch
+    if config.getoption("markexpr") == "gpu":
+        config.option.least = config.option.least or ["gpu=1"]
+        if NO_DEVICES:
+            import torch
 
-        if torch.cuda.is_available():
-            del os.environ["TRITON_INTERPRET"]
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Fails ``-m gpu`` where no test ran: it would be green without a GPU."""
-    config = session.config
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if config.getoption("markexpr") != "gpu" or config.option.collectonly or reporter is None:
-        return
-    if exitstatus == 0 and not reporter.stats.get("passed"):
-        reporter.write_line("no gpu test ran: all were skipped", red=True)
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            if torch.cuda.is_available():
+                del os.environ["TRITON_INTERPRET"]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves files out that have no test with a mark that ``-m`` wants."""
-    wanted = WANTED.get(config.getoption("markexpr"))
-    if wanted is None:
+    """Leaves files out that have no test with a mark that ``-m`` wants: importing them takes
+    seconds, and a GPU machine may lack what they import."""
+    expression = re.sub(r"not \w+", "", config.getoption("markexpr"))
+    wanted = [mark for mark in SPEEDS if mark in expression]
+    if not wanted:
         return None
     files = [collection_path] if collection_path.match("test_*.py") else []
     files += collection_path.rglob("test_*.py")
-    marks = re.compile(rf"mark\.({'|'.join(wanted)})\b")
+    marks = re.compile(rf"mark\.({'|'.join(wanted)})\b|\bexhaustive\(")
     return not any(marks.search(file.read_text("utf-8")) for file in files) or None
 
 
-def pytest_report_header() -> str:
-    if TURN is None:
-        return "RINGRAY_TURN is not set: all rotating tests"
-    return f"RINGRAY_TURN={TURN}: a part of the rotating tests"
-
-
-def large_set(item: pytest.Item) -> tuple[str, int]:
-    """Returns the set that ``item`` is a case of, and how many turns the set takes."""
-    if mark := item.get_closest_marker("rotating"):
-        # Of each backend as many, as most of them skip where there is no GPU.
-        backend = item.callspec.params.get("backend", "") if hasattr(item, "callspec") else ""
-        return f"{item.nodeid.partition('[')[0]} {backend}", mark.args[0]
-    if item.get_closest_marker("slow") or item.get_closest_marker("chaos"):
-        return item.nodeid.partition("::")[0], SLOW_TURNS
-    return item.nodeid, 1
-
-
-def spread(cases: list[pytest.Item]) -> list[pytest.Item]:
-    """Returns the cases in an order whose parts have each value of a parameter about as often."""
-    values = {
-        item: list(item.callspec.params.items()) for item in cases if hasattr(item, "callspec")
-    }
-    # No luck of the order in which cases are written; the same for each commit.
-    waiting = sorted(cases, key=lambda item: zlib.crc32(item.nodeid.encode()))
-    counts, order = Counter[str](), []
-    while waiting:
-        following = min(waiting, key=lambda item: sum(counts[str(v)] for v in values.get(item, [])))
-        waiting.remove(following)
-        order.append(following)
-        counts.update(map(str, values.get(following, [])))
-    return order
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects the rotating tests whose turn it is not."""
-    if TURN is None:
-        return
-    sets = defaultdict[tuple[str, int], list[pytest.Item]](list)
-    resting = {item for item in items if item.get_closest_marker("exhaustive")}
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Notes each test's marks for the summary, and puts the longest files first."""
     for item in items:
-        if item not in resting:
-            sets[large_set(item)].append(item)
-    for (_, turns), cases in sets.items():
-        part = -(-len(cases) // turns)
-        first = int(TURN) % turns * part
-        resting |= {*cases} - {*spread(cases)[first : first + part]} if turns > 1 else set()
-    config.hook.pytest_deselected(items=[item for item in items if item in resting])
-    items[:] = [item for item in items if item not in resting]
+        marks = {mark.name for mark in item.iter_markers()} & {*SPEEDS, *programs.NEEDED}
+        speeds = marks if marks & {*SPEEDS} else {*marks, "quick"}
+        item.user_properties += [("mark", mark) for mark in speeds]
+    order = {file: place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips tests whose programs are missing."""
+    for mark in programs.NEEDED:
+        if item.get_closest_marker(mark) and (reason := programs.missing(mark)):
+            pytest.skip(reason)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Says how many tests of each mark ran; fails where they are fewer than ``--least`` wants."""
+    config = session.config
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None or config.option.collectonly:
+        return
+
+    def counted(*outcomes: str) -> Counter[str]:
+        reports = [report for outcome in outcomes for report in reporter.stats.get(outcome, [])]
+        properties = [one for report in reports for one in getattr(report, "user_properties", ())]
+        return Counter(mark for name, mark in properties if name == "mark")
+
+    ran, skipped = counted("passed", "failed"), counted("skipped")
+    reporter.write_line("")
+    reporter.write_line("tests that ran: " + ", ".join(f"{n} {mark}" for mark, n in ran.items()))
+    for mark in programs.NEEDED:
+        if skipped[mark]:
+            reporter.write_line(f"SKIPPED: {skipped[mark]} tests marked {mark}", yellow=True)
+    for wanted in config.option.least:
+        mark, _, least = wanted.partition("=")
+        count = ran[mark] + (skipped[mark] if mark in programs.NEEDED else 0)
+        if count < int(least):
+            reporter.write_line(f"{count} {mark} tests, expected {least} at least", red=True)
+            session.exitstatus = exitstatus or pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -179,9 +179,11 @@ def printed() -> list[Any]:
         for words, said in block.commands:
             given = words[0] == "ringray" and words[1] in CHEAP and "SPEC" not in words
             if given and not any("local" in word for word in words):  # calibrated first
-                slow = [pytest.mark.slow] if words[1] == "advise" else []
+                marks = [pytest.mark.exhaustive] if words[1] == "advise" else []
+                if "--max-context" in words:
+                    marks = [pytest.mark.slow]
                 where = f"{block} {' '.join(words)}"
-                found.append(pytest.param(words[1:], said, block.page, id=where, marks=slow))
+                found.append(pytest.param(words[1:], said, block.page, id=where, marks=marks))
     return found
 
 

@@ -64,7 +64,7 @@ def test_torchrun_training_has_the_same_curve_on_one_rank_and_two() -> None:
     torch.testing.assert_close(one, two, atol=2e-3, rtol=2e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ray_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # Ray's token and settings
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # it makes its own
@@ -74,7 +74,7 @@ def test_ray_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(float(error) < 1e-5 for error in errors)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOME", "RINGRAY_HOME"):
         monkeypatch.setenv(name, str(tmp_path))

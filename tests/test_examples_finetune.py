@@ -74,7 +74,7 @@ def test_an_export_has_the_logits_of_the_ring(
     on_ring(2, [partial(checks.an_export_has_the_logits, tmp_path, name)])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pretrained_model_goes_on_and_is_exported(tmp_path: Path) -> None:
     """Interrupted, and on another number of ranks, as at once; in small steps."""
     place = checks.pretrained(tmp_path, "llama3")

@@ -44,7 +44,7 @@ def losses(command: list[str], home: Path, steps: range = range(20)) -> list[str
     return [found[str(step)] for step in steps]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_examples_train_alike(tmp_path: Path) -> None:
     """Whoever forms the ring, the losses are the same to all digits printed."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -56,7 +56,7 @@ def test_the_examples_train_alike(tmp_path: Path) -> None:
         assert losses([sys.executable, str(EXAMPLES / "ray_train.py")], tmp_path) == by_torchrun
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fine_tuning_has_one_loss_on_any_ring_and_goes_on(tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     program = [str(EXAMPLES / "finetune.py"), "--data", str(ROOT / "docs"), "--seq-len", "501"]

@@ -39,7 +39,7 @@ GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
 CUDA = pytest.param("cuda", marks=GPU)
-SLOW_CPU = pytest.param("cpu", marks=pytest.mark.slow)
+SLOW_CPU = pytest.param("cpu", marks=pytest.mark.exhaustive)
 TIMEOUT = timedelta(seconds=60)
 LIMIT = 0.02  # of the relative error in bf16
 

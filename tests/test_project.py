@@ -63,6 +63,7 @@ def test_ci_runs_every_check() -> None:
     assert [c for c in commands if c.startswith("make ")] == [
         "make lint",
         "make test",
+        "make QUICK=1 mutants",
         "make chaos",
         "make oldest",
     ]

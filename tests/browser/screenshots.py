@@ -1,8 +1,8 @@
 """``make screenshots``: the pictures of the README and the docs, from real sweeps.
 
 Measures small sweeps on this machine, tracks them on an MLflow server of its own, and has MLflow's
-pages, a report, a comparison and pages of the site drawn by a Chromium that is installed; the
-picture of ``ringray watch`` is what it writes on a terminal. Takes three minutes.
+pages, a report, a comparison and pages of the site drawn by a Chromium that is installed. Takes
+three minutes.
 """
 
 from __future__ import annotations
@@ -10,20 +10,14 @@ from __future__ import annotations
 import argparse
 import io
 import os
-import pty
-import re
-import select
 import subprocess
 import sys
 import tempfile
-import termios
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringray.lab.store.store import Store
 from tests.browser import pages
-from tests.support import tracking_store
+from tests.support import programs, tracking_store
 from tests.support.tracking_servers import Server
 
 if TYPE_CHECKING:
@@ -53,23 +47,16 @@ measure:  {warmup: 1, repeats: 5, baseline: null}
 
 
 SITE = ("ten-minutes", "concepts", "choosing")
-WIDTH = 110  # columns of the terminal
 
 
-def start(home: Path, *arguments: str, **more: Any) -> subprocess.Popen[bytes]:
-    """``ringray ARGUMENTS`` with a home of its own."""
+def ringray(home: Path, *arguments: str) -> None:
+    """Runs ``ringray ARGUMENTS`` with a home of its own to its end."""
     environment = os.environ | {
         "RINGRAY_HOME": str(home),
         "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
     }
     command = [sys.executable, "-m", "ringray", *arguments]
-    return subprocess.Popen(command, cwd=home, env=environment, **more)
-
-
-def ringray(home: Path, *arguments: str) -> None:
-    """Runs ``ringray ARGUMENTS`` to its end."""
-    with start(home, *arguments) as process:
-        assert process.wait() == 0, arguments
+    subprocess.run(command, cwd=home, env=environment, check=True)
 
 
 def sweep(text: str, home: Path) -> str:
@@ -83,33 +70,6 @@ def tracked(uri: str, name: str) -> dict[str, Any]:
     """Where MLflow has a sweep."""
     (parent,), _ = tracking_store.runs(uri, name)
     return {"experiment": parent.info.experiment_id, "run": parent.info.run_id}
-
-
-def watched(home: Path, name: str, ended: int, to: Path) -> None:
-    """A picture of what ``ringray watch`` shows once ``ended`` trials have ended."""
-    from rich.console import Console
-    from rich.text import Text
-
-    def count() -> int:
-        with Store(home / "store.db") as store:
-            return sum(store.find(name).counts.values()) if store.sweeps() else 0
-
-    while count() < ended:
-        time.sleep(0.1)
-    terminal, inside = pty.openpty()
-    termios.tcsetwinsize(inside, (40, WIDTH))
-    with start(home, "watch", name, stdin=inside, stdout=inside, stderr=inside) as watcher:
-        seen, until = b"", time.monotonic() + 6
-        while time.monotonic() < until:
-            if select.select([terminal], [], [], 0.2)[0]:
-                seen += os.read(terminal, 1 << 16)
-        watcher.terminate()
-    # Each frame begins by moving up over the one before.
-    frames = re.split(r"(?:\x1b\[1?A\x1b\[2K)+", seen.decode())[1:-1]
-    frame = [one for one in frames if one.count("▶") == 1][-1]
-    screen = Console(record=True, width=WIDTH, file=io.StringIO())
-    screen.print(Text.from_ansi(frame.replace("\r", "").strip("\n")))
-    screen.save_svg(str(to), title=f"ringray watch {name}")
 
 
 def save(page: Page, path: Path, clip: dict[str, float] | None = None) -> None:
@@ -158,20 +118,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs" / "images")
     folder = parser.parse_args().folder
-    if pages.program() is None:
+    if programs.browser() is None:
         print("no Chromium on this machine (Debian: apt-get install chromium)", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="ringray-shots-") as name:
-        home = Path(name)
+    with tempfile.TemporaryDirectory(prefix="ringray-shots-") as place:
+        home = Path(place)
         server = Server(home, f"sqlite:///{home}/server.db")
         server.start()
         try:
             os.environ["MLFLOW_TRACKING_URI"] = server.uri
             names = [sweep(text, home) for text in (STRATEGIES, BLOCKS)]
-            with start(home, "run", f"{names[0]}.yaml") as first:
-                watched(home, names[0], 14, folder / "watch.svg")
-                assert first.wait() == 0
-            ringray(home, "run", f"{names[1]}.yaml")
+            for name in names:
+                ringray(home, "run", f"{name}.yaml")
             one, other = (tracked(server.uri, name) for name in names)
             with pages.opened(1440, 900) as page:
                 views = pages.Views(page, server.uri, one["experiment"], one["run"])
@@ -179,13 +137,13 @@ def main() -> int:
                 save(page, folder / "mlflow-parent.png")
                 views.figure("pareto")
                 save(page, folder / "mlflow-figures.png")
-                views.parent()
                 views.follow("charts")
-                views.charts_drawn()
+                page.locator(".js-plotly-plot .main-svg").first.wait_for()
+                page.wait_for_timeout(1500)
                 save(page, folder / "mlflow-charts.png")
-                views.parent()
                 views.follow("compare")
-                views.compare_drawn()
+                page.locator(".parcoords").first.wait_for()
+                page.wait_for_timeout(1000)
                 save(page, folder / "mlflow-compare.png")
                 views = pages.Views(page, server.uri, other["experiment"], other["run"])
                 views.figure("blocks")

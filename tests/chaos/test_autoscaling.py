@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,18 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.chaos
 
 IDLE_S = 5.0
-SHRINK_S = IDLE_S + 20  # from the end of the sweep to no nodes
 CONFIG = REPOSITORY / "cluster" / "local-autoscaling.yaml"
 SEEN = re.compile(r"(\d+) nodes, (\d+) placement groups waiting")
-# ringray where nothing can be read of the autoscaler's configuration.
-BLIND = """\
-import sys
-from ringray.lab.cluster import autoscaler
-from ringray.lab.cli import entry
-autoscaler.look = lambda port: None
-sys.argv = ["ringray", *sys.argv[1:]]
-sys.exit(entry())
-"""
 
 
 @dataclass
@@ -62,16 +51,6 @@ class Growing(Place):
 
     def waiting(self) -> int:
         return self._seen()[-1][1]
-
-    def blind(self, *arguments: object) -> drive.Done:
-        """``ringray ARGUMENTS`` that cannot read what the cluster can offer."""
-        process = subprocess.Popen(
-            [sys.executable, "-c", BLIND, *map(str, arguments)], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, cwd=self.home, env=self.environment,
-            start_new_session=True,
-        )  # fmt: skip
-        self.started.append(process)
-        return self.end(process)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +101,7 @@ def test_a_sweep_grows_the_cluster_and_lets_it_shrink(place: Growing) -> None:
     # The ring of 2 did not ask for the nodes of the ring of 4.
     assert {0, 2, 4} <= seen
     assert place.waiting() == 0
-    wait_until("all nodes are gone", lambda: place.nodes() == 0, SHRINK_S)
+    wait_until("all nodes are gone", lambda: place.nodes() == 0)
 
 
 @pytest.mark.parametrize(
@@ -144,15 +123,6 @@ def test_a_ring_that_never_fits_is_refused_before_anything_starts(
     assert says in done.err
     assert f"{spec}:4: ring.size" in done.err
     assert "starting" not in done.out  # no ring asked for a place
-    assert (place.nodes(), place.waiting(), place.ranks()) == (0, 0, [])
-
-
-def test_the_autoscalers_refusal_is_believed_where_nothing_else_is_known(place: Growing) -> None:
-    done = place.blind("run", place.spec(tiny("blind", size=5)))
-    assert done.code == 2, done.out + done.err
-    assert "no place for a ring of 5" in done.err
-    assert "the autoscaler has no nodes to start for that" in done.err
-    assert "limits.place_timeout" not in done.err  # it was believed; patience would last longer
     assert (place.nodes(), place.waiting(), place.ranks()) == (0, 0, [])
 
 
@@ -203,39 +173,18 @@ def test_rings_side_by_side_outlive_two_preempted_nodes(place: Growing) -> None:
     met = [fault["kind"] for row in rows for fault in faults(row)]
     assert met == ["node-preempted"] * 2, met
     assert done.out.count("waiting for nodes: ") > 0
-    wait_until("all nodes are gone", lambda: place.nodes() == 0, SHRINK_S)
+    wait_until("all nodes are gone", lambda: place.nodes() == 0)
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_while_nodes_start_leaves_no_wish_for_them(place: Growing) -> None:
     sweep = place.start("run", place.spec(tiny("hasty", size=4, replicas=2)))
     wait_until("its placement group waits", lambda: place.waiting() == 1)
     os.killpg(sweep.pid, signal.SIGINT)
-    done = place.end(sweep, patience=60)  # less than its place is waited for
+    done = place.end(sweep)
     assert done.code == 130, done.out + done.err
     assert done.err == ""
     assert place.waiting() == 0
     # What was on its way may still come, and goes.
-    time.sleep(2)
-    wait_until("all nodes are gone", lambda: place.nodes() == 0, 2 * SHRINK_S)
+    wait_until("all nodes are gone", lambda: place.nodes() == 0)
     assert place.ranks() == []
-
-
-def test_a_job_grows_the_cluster_too(tmp_path: Path) -> None:
-    """Driver and ranks of a submitted sweep, whose source each node unpacks for itself."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    for place in drive.place(tmp_path):
-        spec = place.spec(tiny("job-grows", size="[2, 4]"))
-        submit = f"-m ringray submit {spec} --address http://127.0.0.1:{port}".split()
-        local = [str(REPOSITORY / "cluster" / "local.py"), "--until-empty"]
-        done = subprocess.run(
-            [sys.executable, *local, f"--dashboard-port={port}", "--", sys.executable, *submit],
-            capture_output=True, text=True, cwd=place.home,
-            env=place.environment, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "2 ok" in done.stdout
-        assert SEEN.findall(done.stderr)[-1] == ("0", "0")
-        assert {row.status for row in place.trials("job-grows")} == {"ok"}
-        place.check_nothing_is_left()

@@ -10,15 +10,14 @@ import pytest
 
 from tests.support import place as drive
 from tests.support import ray_heads
+from tests.support.exhaustive import exhaustive
 
 if TYPE_CHECKING:
     from tests.support.place import Place
 
 pytestmark = pytest.mark.chaos
 
-END_S = 60.0
-# Titles of processes; Ray's agents name themselves.
-PARTS = ("/gcs_server", "/raylet", "ray::RuntimeEnvAgent", "ray::DashboardAgent")
+AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")  # which title themselves
 
 
 def kill(place: Place, part: str) -> None:
@@ -33,12 +32,12 @@ def kill(place: Place, part: str) -> None:
             one.kill()
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["/raylet", *exhaustive("/gcs_server", *AGENTS)])
 def test_a_part_of_the_embedded_ray_is_killed(place: Place, part: str) -> None:
     running = place.start("run", place.spec(drive.tiny("small", replicas=900, repeats=200)))
     drive.wait_until("the first trials", lambda: len(ended(place)) > 1)
     kill(place, part)
-    done = place.end(running, END_S)
+    done = place.end(running)
     assert done.code == 3, done.err
     lines = [line for line in done.err.splitlines() if not line.startswith("ringray: waiting")]
     assert len(lines) == 1, done.err
@@ -46,10 +45,10 @@ def test_a_part_of_the_embedded_ray_is_killed(place: Place, part: str) -> None:
     assert "; Ray's logs are in /" in lines[0]
     assert "`ringray resume SWEEP` continues" in lines[0]
     assert place.sweeps()[0].status == "interrupted"
-    print(f"{part}: {done.seconds:.0f} s")
-    place.check_nothing_is_left(30.0)
+    place.check_nothing_is_left()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", ["/gcs_server", "/raylet"])
 def test_a_part_of_an_embedded_ray_that_starts_is_killed(place: Place, part: str) -> None:
     """It is started again, beside what is left of the first start in the driver."""
@@ -60,8 +59,7 @@ def test_a_part_of_an_embedded_ray_that_starts_is_killed(place: Place, part: str
     assert f"a local Ray cannot start: its {part[1:]} has ended; Ray's logs are in /" in done.err
     assert done.err.count("starting it again") == 1
     assert "Traceback" not in done.err
-    print(f"{part} while it starts: {done.seconds:.0f} s")
-    place.check_nothing_is_left(30.0)
+    place.check_nothing_is_left()
 
 
 # Python starts late for Ray's agents, as on a busy machine; Ray waits 15 s for their ports.
@@ -73,6 +71,7 @@ if any(word.endswith(("dashboard/agent.py", "agent/main.py")) for word in sys.or
 """
 
 
+@pytest.mark.exhaustive
 def test_agents_that_start_late_do_not_end_ray(place: Place) -> None:
     (place.home / "late").mkdir()
     (place.home / "late" / "sitecustomize.py").write_text(LATE)
@@ -80,19 +79,19 @@ def test_agents_that_start_late_do_not_end_ray(place: Place) -> None:
     done = place.run("run", place.spec(drive.tiny("small")), "--no-tracking")
     assert done.code == 0, done.err
     assert "starting it again" not in done.err
-    place.check_nothing_is_left(30.0)
+    place.check_nothing_is_left()
 
 
+@pytest.mark.exhaustive
 def test_the_control_plane_of_a_cluster_is_killed(place: Place) -> None:
     with ray_heads.cluster(place, {"PYTHONPATH": place.environment["PYTHONPATH"]}) as head:
         spec = place.spec(drive.tiny("small", replicas=900, repeats=200))
         running = place.start("run", spec, "--no-tracking", "--address", head.address)
         drive.wait_until("the first trials", lambda: len(ended(place)) > 1)
         kill(place, "/gcs_server")
-        done = place.end(running, END_S + 30)
+        done = place.end(running)
     assert done.code == 3, done.err
     assert f"Ray at {head.address} has ended or no longer answers" in done.err
-    print(f"GCS of a cluster: {done.seconds:.0f} s\n{done.err}")
 
 
 def ended(place: Place) -> list[object]:

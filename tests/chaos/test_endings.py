@@ -14,6 +14,7 @@ import pytest
 
 from ringray.lab.store.store import Store
 from tests.support import place as drive
+from tests.support.exhaustive import exhaustive
 from tests.support.place import Place, tiny, title, wait_until
 
 pytestmark = pytest.mark.chaos
@@ -37,13 +38,14 @@ def _left(place: Place) -> set[str]:
     }
 
 
+@pytest.mark.exhaustive
 def test_a_signal_ends_a_sweep_with_130_at_any_moment(place: Place) -> None:
     """At random moments of its whole life: imports, the start of Ray and ranks, trials, its end."""
     spec = place.spec(tiny("struck", replicas=10, repeats=20))
     began = time.monotonic()
     assert place.run("run", spec, "--store", "first.db").code == 0
     life = time.monotonic() - began
-    draw = random.Random(int(os.environ.get("RINGRAY_TURN", "7")))
+    draw = random.Random(7)
     ends = []
     for number in range(MOMENTS):
         sent = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)[number % 3]
@@ -61,7 +63,7 @@ def test_a_signal_ends_a_sweep_with_130_at_any_moment(place: Place) -> None:
         place.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("victim", ["ringray run", "gcs_server"])
+@pytest.mark.parametrize("victim", ["ringray run", *exhaustive("gcs_server")])
 def test_the_next_command_removes_what_a_kill_left(place: Place, victim: str) -> None:
     """A killed driver, or a driver that ends because its Ray's GCS was killed."""
     spec = place.spec(tiny("struck", replicas=500, repeats=50))
@@ -79,7 +81,7 @@ def test_the_next_command_removes_what_a_kill_left(place: Place, victim: str) ->
     assert not _left(place)
 
 
-@pytest.mark.parametrize("how", ["deleted", "replaced"])
+@pytest.mark.parametrize("how", ["deleted", *exhaustive("replaced")])
 def test_a_sweep_whose_store_is_lost_stops_and_says_where_its_trials_are(
     place: Place, how: str
 ) -> None:

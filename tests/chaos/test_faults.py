@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,9 +13,6 @@ from tests.chaos.struck import NODE, REPLICAS, begun, faults, raylet_of, recover
 from tests.support import place as drive
 from tests.support import ray_heads
 from tests.support.place import Place, tiny
-
-if TYPE_CHECKING:
-    pass
 
 pytestmark = pytest.mark.chaos
 
@@ -48,7 +44,6 @@ def test_a_trial_that_does_not_end_is_a_result(place: Place) -> None:
     (row,) = [row for row in rows if row.status == "timeout"]
     assert row.ended is not None
     print(f"given up {row.ended - since:.1f} s after it stuck, deadline {limit:g} s")
-    assert row.ended - since < limit + 10
     assert row.attempts == 1
     (fault,) = faults(row)
     assert (fault["kind"], fault["ranks"]) == ("timeout", [1])
@@ -97,7 +92,6 @@ def test_memory_that_one_rank_lacks(place: Place) -> None:
         assert row.started is not None
         assert row.ended is not None
         print(f"oom {row.ended - row.started:.2f} s after the trial began: {row.reason}")
-        assert row.ended - row.started < 5
         (fault,) = faults(row)
         assert (fault["kind"], fault["ranks"]) == ("out-of-memory", [0])
         assert fault["asked_bytes"] >= 64 << 20
@@ -115,7 +109,10 @@ def test_memory_that_one_rank_lacks(place: Place) -> None:
 
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
-    [(sabotage.NO_MEMORY, "oom", "out-of-memory"), (sabotage.NO_SHAPE, "failed", "compile-error")],
+    [
+        (sabotage.NO_MEMORY, "oom", "out-of-memory"),
+        pytest.param(sabotage.NO_SHAPE, "failed", "compile-error", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_one_rank_fails_inside_a_pass(place: Place, body: str, status: str, kind: str) -> None:
     """The others wait for it in a hop; nobody waits for them."""
@@ -130,7 +127,6 @@ def test_one_rank_fails_inside_a_pass(place: Place, body: str, status: str, kind
     (row,) = [row for row in rows if row.status == status]
     assert row.ended is not None
     print(f"{kind} recorded after {row.ended - since:.1f} s: {row.reason}")
-    assert row.ended - since < 8  # the first use of a compiler imports it
     assert row.attempts == 1
     (fault,) = faults(row)
     assert (fault["kind"], fault["ranks"]) == (kind, [1])
@@ -154,6 +150,7 @@ def test_a_lost_node(place: Place) -> None:
         head.check_nothing_is_held()
 
 
+@pytest.mark.exhaustive
 def test_a_node_on_which_rings_fail_again_and_again(place: Place) -> None:
     """Is left alone, as another one can hold the ring."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from tests.support.ray_heads import Head
 
-pytestmark = pytest.mark.chaos
-
 REPLICAS = 20
 OTHER_RAY = """\
 import importlib.abc, importlib.machinery, sys
@@ -64,10 +62,6 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def ray_version() -> str:
-    return metadata.version("ray")
-
-
 def submit(head: Head, spec: Path, *more: object) -> subprocess.Popen[str]:
     return head.place.start("submit", spec, "--address", head.url, *more)
 
@@ -97,6 +91,7 @@ def attempts(head: Head, name: str) -> list[str]:
     return sorted(j["submission_id"] for j in jobs if (j["metadata"] or {}).get("name") == name)
 
 
+@pytest.mark.chaos
 def test_a_job_is_followed_and_its_results_stay(head: Head) -> None:
     spec = head.place.spec(tiny("followed", replicas=3))
     begun = time.time()
@@ -123,6 +118,7 @@ def test_a_job_is_followed_and_its_results_stay(head: Head) -> None:
     assert [name[-2:] for name in attempts(head, "followed")] == ["-1", "-2"]
 
 
+@pytest.mark.exhaustive
 def test_two_submits_at_once_run_once(head: Head) -> None:
     spec = head.place.spec(tiny("twice", replicas=3))
     both = [head.place.end(one) for one in [submit(head, spec), submit(head, spec)]]
@@ -134,6 +130,7 @@ def test_two_submits_at_once_run_once(head: Head) -> None:
     assert [row.attempts for row in head.place.trials("twice")] == [1] * 3
 
 
+@pytest.mark.chaos
 def test_detached_attached_and_stopped(head: Head) -> None:
     spec, detached = in_its_middle(head, "stopped", "--detach")
     done = head.place.end(detached)
@@ -175,6 +172,7 @@ def test_detached_attached_and_stopped(head: Head) -> None:
     assert (late.code, "has ended already: complete" in late.out) == (0, True)
 
 
+@pytest.mark.exhaustive
 def test_it_exits_as_the_sweep(head: Head) -> None:
     slow = tiny("slow", repeats=1000, timeout="1s", retries=0, seq_len=16384)
     done = submitted(head, head.place.spec(slow), "--store", head.place.home / "other.db")
@@ -191,35 +189,7 @@ def test_it_exits_as_the_sweep(head: Head) -> None:
     head.check_nothing_is_held()
 
 
-def test_tokens(head: Head) -> None:
-    spec = head.place.spec(tiny("tokens"))
-    right = dict(head.place.variables)
-    try:
-        for variables, said in (
-            ({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 32}, "refuses the token, that of"),
-            ({"RAY_AUTH_MODE": "disabled"}, "wants a token, and RAY_AUTH_MODE is disabled"),
-            ({}, "wants a token, and RAY_AUTH_MODE is not set"),
-            ({"RAY_AUTH_MODE": "token"}, "no token for the Ray at"),
-            (
-                {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": "/no/such/file"},
-                "the file /no/such/file cannot be read: no such file or directory",
-            ),
-        ):
-            head.place.variables = variables
-            done = submitted(head, spec)
-            assert done.code == 2
-            assert said in done.err
-            assert len(done.err.splitlines()) == 1, done.err
-        path = head.place.home / "token"
-        path.write_text(head.token)
-        head.place.variables = {"RAY_AUTH_TOKEN_PATH": str(path)}
-        unknown = head.place.run("stop", "tokens", "--address", head.url)
-        assert "no job at" in unknown.err
-    finally:
-        head.place.variables = right
-    assert attempts(head, "tokens") == []
-
-
+@pytest.mark.exhaustive
 def test_a_mixed_ring_is_refused(head: Head) -> None:
     """Without a job the node imports what it has."""
     done = head.place.run("run", head.place.spec(tiny("mixed")), "--address", head.address)
@@ -230,6 +200,7 @@ def test_a_mixed_ring_is_refused(head: Head) -> None:
     head.check_nothing_is_held()
 
 
+@pytest.mark.exhaustive
 def test_who_is_not_let_in(head: Head, tmp_path: Path) -> None:
     """A driver outside of the cluster, with another token or another Ray."""
     spec = head.place.spec(tiny("outside"))
@@ -240,7 +211,10 @@ def test_who_is_not_let_in(head: Head, tmp_path: Path) -> None:
         for variables, said in (
             ({"RAY_AUTH_TOKEN": "0" * 32}, "refuses the token, that of RAY_AUTH_TOKEN"),
             ({"RAY_AUTH_MODE": "disabled"}, "wants a token, and RAY_AUTH_MODE is disabled"),
-            ({"PYTHONPATH": f"{here}:{tmp_path}"}, f"it runs Ray {ray_version()} on Python 3."),
+            (
+                {"PYTHONPATH": f"{here}:{tmp_path}"},
+                f"it runs Ray {metadata.version('ray')} on Python 3.",
+            ),
         ):
             head.place.variables = right | variables
             done = head.place.run("run", spec, "--address", head.address)
@@ -254,6 +228,7 @@ def test_who_is_not_let_in(head: Head, tmp_path: Path) -> None:
     head.check_nothing_is_held()
 
 
+@pytest.mark.exhaustive
 def test_the_plain_command(head: Head, tmp_path: Path) -> None:
     """`ray job submit` from a checkout, as README says it."""
     folder = copied(tmp_path)

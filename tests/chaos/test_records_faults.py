@@ -14,6 +14,7 @@ import pytest
 
 from ringray.lab.store.store import Store
 from tests.support import place as drive
+from tests.support.exhaustive import exhaustive
 from tests.support.place import Place, tiny
 
 pytestmark = pytest.mark.chaos
@@ -47,7 +48,7 @@ def _fill(path: Path) -> None:
             return
 
 
-@pytest.mark.parametrize("full", ["store", "json"])
+@pytest.mark.parametrize("full", ["store", *exhaustive("json")])
 def test_a_disk_that_fills_in_the_middle(place: Place, small_disk: Path, full: str) -> None:
     store = small_disk / "store.db" if full == "store" else place.home / "store.db"
     json = small_disk / "a.jsonl" if full == "json" else place.home / "a.jsonl"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -32,26 +31,12 @@ def in_its_middle(place: Place, json: Path, **changes: object) -> subprocess.Pop
     return driver
 
 
-def seconds_to_next_ok(place: Place, json: Path, begun: float) -> float:
-    """Until a trial of a new ring has been recorded: one that started after ``begun`` (Unix)."""
-
-    def fresh() -> bool:
-        rows = [row for row in place.trials("faulty") if row.status == "ok"]
-        return any(row.ended is not None and row.ended > begun + 1.0 for row in rows)
-
-    drive.wait_until("a trial on the new ring", fresh)
-    return time.time() - begun
-
-
-@pytest.mark.parametrize("victim", [0, 2])
-def test_a_killed_rank_costs_one_try(place: Place, victim: int) -> None:
+def test_a_killed_rank_costs_one_try(place: Place) -> None:
     json = place.home / "a.jsonl"
     driver = in_its_middle(place, json)
     old = place.ranks()
     assert len(old) == 3
-    begun = time.time()
-    old[victim].kill()
-    print(f"first trial on the new ring after {seconds_to_next_ok(place, json, begun):.1f} s")
+    old[2].kill()
     done = place.end(driver)
     assert done.code == 0, done.out + done.err
     assert done.err == ""
@@ -80,63 +65,13 @@ def test_without_retries_a_killed_rank_fails_its_trial(place: Place) -> None:
     assert reason.startswith("rank ")
     assert reason in done.out
     place.check_nothing_is_left()
-
-
-def test_a_stalled_rank_costs_one_try(place: Place) -> None:
-    limit = 30.0
-    json = place.home / "a.jsonl"
-    driver = in_its_middle(place, json, timeout=f"{limit:g}s")
-    stalled = place.ranks()[1]
-    begun = time.time()
-    stalled.suspend()
-
-    def replaced() -> bool:
-        return len(place.ranks()) == 3 and stalled not in place.ranks()
-
-    drive.wait_until("a new ring", replaced)
-    print(f"new ranks {time.time() - begun:.1f} s after SIGSTOP, deadline {limit:g} s")
-    done = place.end(driver)
-    assert done.code == 0, done.out + done.err
-    rows = place.trials("faulty")
-    assert [row.status for row in rows] == ["ok"] * REPLICAS
-    assert sorted(row.attempts for row in rows) == [1] * (REPLICAS - 1) + [2]
-    assert "stalled" in done.out
-    # It could not be asked to end: it was made to.
-    assert not stalled.is_running()
-    place.check_nothing_is_left()
-    parents, children = place.mlflow("faulty")
-    assert (len(parents), len(children)) == (1, REPLICAS)
-
-
-def test_without_retries_a_stalled_rank_fails_its_trial(place: Place) -> None:
-    """The trial's deadline comes before a rank counts as stalled."""
-    limit = 8.0
-    json = place.home / "a.jsonl"
-    driver = in_its_middle(place, json, timeout=f"{limit:g}s", retries=0)
-    begun = time.time()
-    place.ranks()[1].suspend()
-
-    def lost() -> list[float]:
-        ends = [row.ended for row in place.trials("faulty") if row.status == "failed"]
-        return [end for end in ends if end is not None]
-
-    (ended,) = drive.wait_until("the trial is given up", lost)
-    assert ended - begun < limit + 10
-    done = place.end(driver)
-    assert done.code == 1, done.out + done.err
-    (reason,) = (row.reason or "" for row in place.trials("faulty") if row.status == "failed")
-    assert "stalled" in reason
-    assert reason in done.out
-    place.check_nothing_is_left()
-    # What was lost is measured by the next run, and nothing else.
-    lasting = sum(row.status == "ok" for row in place.trials("faulty"))
-    assert lasting >= 5
+    # What failed is measured by the next run, and nothing else.
     again = place.run("resume", "faulty")
     assert again.code == 0, again.out + again.err
-    assert f"{lasting} trials measured before" in again.out
-    place.check_nothing_is_left()
+    assert f"{REPLICAS - 1} trials measured before" in again.out
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_freezes_while_its_ring_starts_costs_one_try(place: Place) -> None:
     """It cannot be asked yet; but the other rank of its node has started."""
     driver = place.start("run", place.spec(tiny("faulty")), "--no-tracking")
@@ -160,8 +95,11 @@ def test_a_rank_that_freezes_while_its_ring_starts_costs_one_try(place: Place) -
 
 @pytest.mark.parametrize(
     ("number", "send"),
-    [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill), (signal.SIGTERM, os.killpg)],
-    ids=["terminal", "kill", "scheduler"],
+    [
+        pytest.param(signal.SIGINT, os.killpg, id="terminal"),
+        pytest.param(signal.SIGTERM, os.kill, id="kill", marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGTERM, os.killpg, id="scheduler", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_a_signal_ends_it_in_order(
     place: Place, number: signal.Signals, send: Callable[[int, int], None]
@@ -183,25 +121,6 @@ def test_a_signal_ends_it_in_order(
     _, children = place.mlflow("faulty")
     assert len(children) == sweep.counts["ok"]
     place.check_nothing_is_left()
-
-
-def test_ctrl_c_before_the_first_trial(place: Place) -> None:
-    """Whenever it comes: no traceback, and nothing that runs on."""
-    spec = place.spec(tiny("early", size=2, replicas=3))
-    for delay in (0.15, 0.5, 1.0, 2.0, 3.5, 5.0):
-        driver = place.start("run", spec)
-        time.sleep(delay)
-        driver.send_signal(signal.SIGINT)
-        done = place.end(driver)
-        # The interpreter itself ends with -SIGINT while it has not come to our code yet.
-        assert done.code in (130, -signal.SIGINT, 0), f"after {delay} s: {done}"
-        if done.code == 130:
-            assert "Traceback" not in done.err, f"after {delay} s: {done.err}"
-        place.check_nothing_is_left()
-    done = place.run("run", spec)
-    assert done.code == 0, done.err
-    (parent,), children = place.mlflow("early")
-    assert (parent.info.status, len(children)) == ("FINISHED", 3)
 
 
 def test_a_killed_driver_leaves_nothing(place: Place) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import urllib.parse
 import urllib.request
@@ -11,7 +10,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import yaml
 
 from tests.support import place as drive
@@ -24,10 +22,6 @@ if TYPE_CHECKING:
 
 CONFIG = REPOSITORY / "cluster" / "prometheus.yaml"
 BOARD = REPOSITORY / "cluster" / "grafana" / "dashboards" / "ringray.json"
-needed = pytest.mark.skipif(
-    None in (shutil.which("prometheus"), shutil.which("promtool")),
-    reason="no Prometheus: apt-get install prometheus",
-)
 
 
 def expressions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Sweeps over several hosts with shaped links, and hosts that leave and come back."""
+"""Sweeps over several hosts with shaped links, whose cables are pulled and plugged in again."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ import pytest
 from cluster.network import Machine, machines, payload
 from ringray.lab.ring.order import crossings
 from ringray.lab.trial.config import shuffled
-from tests.chaos.struck import NODE, begun, faults
+from tests.chaos.conftest import RATE
+from tests.chaos.struck import NODE, REPLICAS, begun, ended, faults, recovered
 from tests.support import place as drive
-from tests.support import ray_heads
 from tests.support.place import REPOSITORY, Place, tiny
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.support.ray_heads import Head
 
-pytestmark = pytest.mark.chaos
+    Hosts = tuple[Head, list[Machine]]
 
-RATE = "100mbit"
 COMMAND = [sys.executable, str(REPOSITORY / "cluster" / "multihost.py")]
 MAKER = """\
 import subprocess, sys, time
@@ -42,39 +40,21 @@ with machines(1) as (_, (one,)):
 """
 
 
-@pytest.fixture(scope="module", autouse=True)
-def allowed() -> None:
-    try:
-        with machines(1) as (_, (one,)):
-            one.shape(RATE)
-    except OSError as error:
-        pytest.skip(str(error))
-
-
-@pytest.fixture
-def hosts(request: pytest.FixtureRequest, place: Place) -> Iterator[tuple[Head, list[Machine]]]:
-    """A Ray over so many hosts with shaped links."""
-    with machines(request.param) as (host, there):
-        for one in there:
-            one.shape(RATE)
-        nodes = [NODE] * request.param
-        with ray_heads.cluster(place, *nodes, host=host, machines=there) as head:
-            yield head, there
-
-
 def names() -> set[str]:
     """Those of all bridges, cables and namespaces."""
     words = (["ip", "-br", "link"], ["ip", "netns", "list"])
-    said = "".join(subprocess.run(one, capture_output=True, text=True).stdout for one in words)
-    return {line.split()[0].partition("@")[0] for line in said.splitlines() if line}
+    text = "".join(subprocess.run(one, capture_output=True, text=True).stdout for one in words)
+    return {line.split()[0].partition("@")[0] for line in text.splitlines() if line}
 
 
-def apart(name: str, size: object, **given: Any) -> str:
+def apart(name: str, size: int, **changes: Any) -> str:
     """A sweep whose ranks lie on hosts of their own."""
-    text = tiny(name, size=size, **given)
+    text = tiny(name, size=size, repeats=60, **changes)
     return text.replace("threads: 1", "threads: 1, concurrent: null, placement: strict-spread")
 
 
+@pytest.mark.chaos
+@pytest.mark.tc
 def test_a_sweep_over_shaped_hosts(place: Place) -> None:
     """Two ranks on each of three: the command starts them, and leaves nothing behind."""
     text = tiny("hosts", size=6, seq_len=768, repeats=3).replace(
@@ -89,8 +69,7 @@ def test_a_sweep_over_shaped_hosts(place: Place) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     straight, mixed = place.trials("hosts")
     assert {straight.status, mixed.status} == {"ok"}
-    seats = shuffled(6, mixed.config["seed"])
-    hosts = [str(at // 2) for at in seats]
+    hosts = [str(seat // 2) for seat in shuffled(6, mixed.config["seed"])]
     crossing = crossings(hosts)
     assert (straight.environment or {})["ring"] == {"nodes": 3, "crossings": 3}
     assert (mixed.environment or {})["ring"] == {"nodes": 3, "crossings": crossing}
@@ -106,6 +85,8 @@ def test_a_sweep_over_shaped_hosts(place: Place) -> None:
     place.check_nothing_is_left()
 
 
+@pytest.mark.chaos
+@pytest.mark.tc
 def test_hosts_of_a_killed_command_are_removed() -> None:
     """Those of a living one stay."""
     started = [
@@ -142,57 +123,92 @@ def running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("options", "message"),
     [
         (["--rate", "fast"], "--rate: got 'fast', expected a rate such as 200mbit"),
         (["--hosts", "0"], "--hosts: got 0, expected 1 to 64"),
-        (["--labels", "rack"], "--labels: got 'rack', expected NAME=VALUE"),
         ([], "multihost: there is no command `ip`"),
     ],
 )
-def test_what_cannot_be_is_refused(given: list[str], said: str, tmp_path: Path) -> None:
+def test_what_cannot_be_is_refused(options: list[str], message: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PATH": str(tmp_path)}
-    words = [*COMMAND, *given, "--", "true"]
+    words = [*COMMAND, *options, "--", "true"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert said in done.stderr
+    assert message in done.stderr
 
 
+@pytest.mark.exhaustive
+@pytest.mark.tc
 @pytest.mark.parametrize("hosts", [3], indirect=True)
-def test_a_host_leaves_and_comes_back(place: Place, hosts: tuple[Head, list[Machine]]) -> None:
-    """A ring needs all of them: after 3 s nothing has happened, after 15 s it begins anew."""
+def test_a_cable_is_pulled(place: Place, hosts: Hosts) -> None:
+    """Nothing is refused and nobody is told; the next ring is on machines that answer."""
     head, there = hosts
-    text = apart("back", 3, replicas=12, repeats=60)
-    driver = begun(place, text, "--address", head.address)
-    there[0].cut()
-    time.sleep(3)
-    there[0].mend()
-    seen = len([row for row in place.trials("back") if row.status])
-    drive.wait_until(
-        "a trial", lambda: sum(bool(row.status) for row in place.trials("back")) > seen
-    )
-    assert driver.poll() is None, "it has ended already"
-    assert not [fault for row in place.trials("back") for fault in faults(row)]
+    driver = begun(place, apart("cable", 2, replicas=REPLICAS), "--address", head.address)
+    cut = next(one for one in there if one.runs(place.ranks()[1].pid))
+    _, fault = recovered(place, driver, "cable", cut.cut)
+    assert fault["kind"] == "node-lost", fault
+    assert fault["node"].startswith(cut.address)
+    cut.mend()
+    head.check_nothing_is_held()
+    drive.wait_until("no rank is left", lambda: not place.ranks())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tc
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_cable_is_pulled_while_ranks_start(place: Place, hosts: Hosts) -> None:
+    """Which takes them a while, in which they answer nothing."""
+    head, there = hosts
+    text = apart("early", 2, replicas=REPLICAS)
+    driver = place.start("run", place.spec(text), "--no-tracking", "--address", head.address)
+    victim = drive.wait_until("a rank starts", place.ranks)[0]
+    assert "__init__" in drive.title(victim), "it has started already"
+    cut = next(one for one in there if one.runs(victim.pid))
+    since = time.time()
+    cut.cut()
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    rows = place.trials("early")
+    assert {row.status for row in rows} == {"ok"}
+    (fault,) = [fault for row in rows for fault in faults(row)]
+    # Noticed by the driver itself: Ray takes more than a minute.
+    assert (fault["kind"], fault["hop"]) == ("node-lost", "its start"), fault
+    assert fault["node"].startswith(cut.address)
+    print(f"first trial after {min(row.ended or 0 for row in rows) - since:.1f} s")
+    cut.mend()
+    head.check_nothing_is_held()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tc
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+def test_a_host_leaves_and_comes_back(place: Place, hosts: Hosts) -> None:
+    """A ring needs all of them: it begins anew once the host is there again."""
+    head, there = hosts
+    driver = begun(place, apart("back", 3, replicas=REPLICAS), "--address", head.address)
     there[1].cut()
-    time.sleep(15)
+    drive.wait_until("its ranks are given up", lambda: len(place.ranks()) < 3)
+    before = ended(place, "back")
     there[1].mend()
     done = place.end(driver)
     assert done.code == 0, done.out + done.err
     rows = place.trials("back")
-    assert [row.status for row in rows] == ["ok"] * 12
+    assert before < len(rows)
+    assert {row.status for row in rows} == {"ok"}
     assert {(row.environment or {})["ring"]["nodes"] for row in rows} == {3}
     met = [fault for row in rows for fault in faults(row)]
     assert {fault["node"].split()[0] for fault in met} == {there[1].address}, met
     head.check_nothing_is_held()
 
 
+@pytest.mark.exhaustive
+@pytest.mark.tc
 @pytest.mark.parametrize("hosts", [3], indirect=True)
-def test_a_host_stays_away(place: Place, hosts: tuple[Head, list[Machine]]) -> None:
+def test_a_host_stays_away(place: Place, hosts: Hosts) -> None:
     """The sweep ends and names what is missing; with another host it goes on where it was."""
     head, there = hosts
-    text = apart("away", 3, replicas=8, repeats=60).replace(
-        "retries: 2", "retries: 2, place_timeout: 10s"
-    )
+    text = apart("away", 3, replicas=8).replace("retries: 2", "retries: 2, place_timeout: 10s")
     driver = begun(place, text, "--address", head.address)
     before = {row.key: row.metrics for row in place.trials("away") if row.status == "ok"}
     there[2].cut()
@@ -212,13 +228,13 @@ def test_a_host_stays_away(place: Place, hosts: tuple[Head, list[Machine]]) -> N
     head.check_nothing_is_held()
 
 
+@pytest.mark.exhaustive
+@pytest.mark.tc
 @pytest.mark.parametrize("hosts", [4], indirect=True)
-def test_two_rings_beside_each_other_when_one_loses_a_host(
-    place: Place, hosts: tuple[Head, list[Machine]]
-) -> None:
+def test_two_rings_beside_each_other_when_one_loses_a_host(place: Place, hosts: Hosts) -> None:
     """The other ring measures on; when it has no more work, the lost one gets its hosts."""
     head, there = hosts
-    text = apart("two", 2, replicas=16, repeats=60)
+    text = apart("two", 2, replicas=16)
     text = text.replace("concurrent: null", "concurrent: null, idle_release: 10m")
     driver = begun(place, text, "--address", head.address)
     drive.wait_until("two rings", lambda: len(place.ranks()) == 4)
@@ -228,11 +244,10 @@ def test_two_rings_beside_each_other_when_one_loses_a_host(
     assert done.code == 0, done.out + done.err
     rows = place.trials("two")
     assert [row.status for row in rows] == ["ok"] * 16
-    struck = [row for row in rows if row.attempts > 1]
-    assert len(struck) == 1, "more than the trial on the lost host was measured again"
-    (fault,) = faults(struck[0])
+    (struck,) = [row for row in rows if row.attempts > 1]
+    (fault,) = faults(struck)
     assert fault["node"].startswith(cut.address), fault
-    began, ended = struck[0].started or 0, struck[0].ended or 0
-    assert any(began < (row.ended or 0) < ended for row in rows), "the other ring waited"
+    began, last = struck.started or 0, struck.ended or 0
+    assert any(began < (row.ended or 0) < last for row in rows), "the other ring waited"
     cut.mend()
     head.check_nothing_is_held()
