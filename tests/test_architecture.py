@@ -115,15 +115,10 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
     assert not ours, "a circle, and what imports it"
 
 
-@pytest.mark.parametrize("name", sorted(modules()))
-def test_every_module_has_a_package(name: str) -> None:
-    assert package(name) in ORDER
-
-
-@pytest.mark.parametrize("name", [one for one in modules() if package(one) in LIBRARY])
-def test_the_library_names_neither_ray_nor_mlflow_nor_the_lab(name: str) -> None:
-    tops = {one.partition(".")[0] for one in imports(name)}
-    assert not tops & {"ray", "mlflow"}
+def test_the_library_names_neither_ray_nor_mlflow() -> None:
+    for name in modules():
+        if package(name) in LIBRARY:
+            assert not {one.partition(".")[0] for one in imports(name)} & {"ray", "mlflow"}, name
 
 
 def test_the_kernels_need_torch_and_triton_only() -> None:
@@ -174,13 +169,6 @@ def test_only_one_package_imports(library: str, package_of_it: str) -> None:
     for name in modules():
         if library in {one.partition(".")[0] for one in imports(name)}:
             assert package(name) == package_of_it, name
-
-
-def test_the_public_paths_of_a_release_stay() -> None:
-    from ringray.attention import ring_attention
-    from ringray.nn import ContextParallelAttention, next_token_labels, sharded_cross_entropy
-
-    assert all((ring_attention, ContextParallelAttention, next_token_labels, sharded_cross_entropy))
 
 
 def test_a_class_name_exists_once() -> None:

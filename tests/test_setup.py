@@ -72,7 +72,6 @@ esac
     [
         ([], "nothing", ["python uv.txt", "uv requirements.lock", "python constraints.txt"]),
         (["UV="], "nothing", ["python without-uv.txt", "python constraints.txt"]),
-        ([], "/uv.txt", ["python uv.txt", "python without-uv.txt", "python constraints.txt"]),
         (
             [],
             "requirements.lock",

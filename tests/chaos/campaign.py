@@ -17,9 +17,7 @@ from __future__ import annotations
 import argparse
 import collections
 import itertools
-import json
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -56,14 +54,11 @@ class Broken(AssertionError):
 
 @dataclass
 class Fault:
-    """``after``: seconds since the one before; ``at``: Unix time when it was done, None if there
-    was nothing to do it to; ``recovered``: seconds from then to the end of the first trial that
-    started later, where no other fault came in between."""
+    """``after``: seconds since the one before; ``done``: whether there was anything to do it to."""
 
     name: str
     after: float
-    at: float | None = None
-    recovered: float | None = None
+    done: bool = False
 
 
 @dataclass
@@ -134,9 +129,9 @@ class Sweep:
                 moved = time.monotonic()
             if waiting and now >= due:
                 if FAULTS[waiting[0].name](of, draw):
-                    waiting[0].at = time.time()
+                    waiting[0].done = True
                     moved = max(moved, time.monotonic())
-                if waiting[0].at is not None or now >= due + VICTIM_S:
+                if waiting[0].done or now >= due + VICTIM_S:
                     waiting.pop(0)
                     due = time.monotonic() + (waiting[0].after if waiting else 0.0)
             if now - tended > 1.0:
@@ -212,24 +207,15 @@ class Sweep:
         parents, children = tracking_store.runs(of.server.uri, self.name, identity)
         if len(parents) != 1 or set(children) != {row.key for row in rows}:
             raise Broken(f"{self.name}: MLflow has {len(parents)} parents, {len(children)} runs")
-        self._recoveries(rows)
-
-    def _recoveries(self, rows: list[TrialRow]) -> None:
-        done = [fault for fault in self.faults if fault.at is not None]
-        for fault, following in zip(done, [*done[1:], None], strict=True):
-            assert fault.at is not None
-            ends = [r.ended for r in rows if r.ended and r.started and r.started > fault.at]
-            if ends and (following is None or following.at is None or min(ends) < following.at):
-                fault.recovered = min(ends) - fault.at
 
 
 def _trial(config: Mapping[str, Any]) -> tuple[int, int]:
     return config["ring_size"], config["replica"]
 
 
-def run(of: World, seed: int, numbers: Iterator[int], faults: int) -> list[Sweep]:
-    """Sweeps until ``faults`` have been done."""
-    sweeps, done = [], 0
+def run(of: World, seed: int, numbers: Iterator[int], faults: int) -> collections.Counter[str]:
+    """Runs sweeps until ``faults`` have been done; returns how many of each kind."""
+    counts = collections.Counter[str]()
     for number in numbers:
         sweep = Sweep(seed, number)
         began = time.monotonic()
@@ -240,33 +226,15 @@ def run(of: World, seed: int, numbers: Iterator[int], faults: int) -> list[Sweep
             raise Broken(
                 f"{told}\nreplay: python -m tests.chaos.campaign --seed {seed} --only {number}"
             ) from error
-        sweeps.append(sweep)
-        injected = [fault for fault in sweep.faults if fault.at is not None]
-        done += len(injected)
+        names = [fault.name for fault in sweep.faults if fault.done]
+        counts.update(names)
         print(
-            f"sweep {number}: {', '.join(fault.name for fault in injected)}; {sweep.starts} "
-            f"drivers, {time.monotonic() - began:.0f} s, {done} faults in all", flush=True,
+            f"sweep {number}: {', '.join(names)}; {sweep.starts} drivers, "
+            f"{time.monotonic() - began:.0f} s, {counts.total()} faults in all", flush=True,
         )  # fmt: skip
-        if done >= faults:
+        if counts.total() >= faults:
             break
-    return sweeps
-
-
-def summary(sweeps: list[Sweep]) -> str:
-    """A line for each kind of fault: how many, and how long until the next trial was measured."""
-    lines = []
-    for name in FAULTS:
-        done = [f for sweep in sweeps for f in sweep.faults if f.name == name and f.at is not None]
-        times = sorted(f.recovered for f in done if f.recovered is not None)
-        if done:
-            tail = (
-                f", next trial measured after {statistics.median(times):.1f} s "
-                f"(median of {len(times)}), {times[-1]:.1f} s (longest)"
-                if times
-                else ""
-            )
-            lines.append(f"{name:18} {len(done):3}{tail}")
-    return "\n".join(lines)
+    return counts
 
 
 def main(argv: list[str]) -> int:
@@ -277,20 +245,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=None, help="drawn if not given, and printed")
     parser.add_argument("--only", type=int, help="the number of one sweep of that seed")
-    parser.add_argument("--json", type=Path, help="what was done and how long it took")
-    given = parser.parse_args(argv)
-    seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
+    options = parser.parse_args(argv)
+    seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    numbers = iter([given.only] if given.only is not None else range(10**6))
+    numbers = iter([options.only] if options.only is not None else range(10**6))
     with tempfile.TemporaryDirectory(prefix="ringray-chaos-") as folder, world(Path(folder)) as of:
-        sweeps = run(of, seed, numbers, given.faults)
-    print(summary(sweeps))
-    if given.json is not None:
-        found = [
-            {"sweep": s.number, "fault": f.name, "at": f.at, "recovered_s": f.recovered}
-            for s in sweeps for f in s.faults if f.at is not None
-        ]  # fmt: skip
-        given.json.write_text("\n".join(json.dumps({"seed": seed, **one}) for one in found) + "\n")
+        counts = run(of, seed, numbers, options.faults)
+    for name, count in counts.most_common():
+        print(f"{name:18} {count:3}")
     return 0
 
 

@@ -4,58 +4,62 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
 
 import psutil
 
 from tests.chaos.world import BACK_S, DRIVERS, NODES, TRACKER, World
 from tests.support import fault_proxy
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+Fault = Callable[[World, random.Random], bool]
 
 BEHAVIOURS = (*fault_proxy.FAULTS, *fault_proxy.ENDLESS)  # of a server
 
 
-def kill_rank(of: World, draw: random.Random) -> bool:
-    return _signal(of.place.ranks(), draw, signal.SIGKILL)
+def ranks(of: World) -> list[psutil.Process]:
+    return of.place.ranks()
 
 
-def stop_rank(of: World, draw: random.Random) -> bool:
-    return _signal(of.place.ranks(), draw, signal.SIGSTOP)
+def raylets(of: World) -> list[psutil.Process]:
+    return [raylet for name in NODES if (raylet := of.raylet(name)) is not None]
 
 
-def kill_node(of: World, draw: random.Random) -> bool:
-    raylets = [raylet for name in NODES if (raylet := of.raylet(name)) is not None]
-    return _signal(raylets, draw, signal.SIGKILL)
+def drivers(of: World) -> list[psutil.Process]:
+    return of.driver_parts(*DRIVERS)
 
 
-def kill_driver(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts(*DRIVERS), draw, signal.SIGKILL)
+def trackers(of: World) -> list[psutil.Process]:
+    return of.driver_parts(TRACKER)
 
 
-def interrupt_driver(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts(*DRIVERS), draw, signal.SIGINT)
-
-
-def kill_tracker(of: World, draw: random.Random) -> bool:
-    return _signal(of.driver_parts(TRACKER), draw, signal.SIGKILL)
+def send(
+    victims: Callable[[World], list[psutil.Process]],
+    number: signal.Signals,
+    of: World,
+    draw: random.Random,
+) -> bool:
+    """Signals one of the victims."""
+    with suppress(psutil.NoSuchProcess, IndexError):
+        draw.choice(victims(of)).send_signal(number)
+        return True
+    return False
 
 
 def kill_server(of: World, draw: random.Random) -> bool:
-    if not of.server.running:
-        return False
-    of.server.stop()
-    return True
+    running = of.server.running
+    if running:
+        of.server.stop()
+    return running
 
 
 def hold_server(of: World, draw: random.Random) -> bool:
-    if not of.server.running:
-        return False
-    of.server.hold()
-    return True
+    running = of.server.running
+    if running:
+        of.server.hold()
+    return running
 
 
 def misbehave(of: World, draw: random.Random) -> bool:
@@ -64,21 +68,16 @@ def misbehave(of: World, draw: random.Random) -> bool:
     return True
 
 
-def kill_agent(of: World, draw: random.Random) -> bool:
-    return _signal(of.agents(), draw, signal.SIGKILL)
-
-
 def slow_agent(of: World, draw: random.Random) -> bool:
     """An agent of a node, or of somebody's local Ray, stops for some seconds."""
-    agents = of.agents() + of.local_agents()
     with suppress(psutil.NoSuchProcess, IndexError):
-        of.slow_down(draw.choice(agents), draw.uniform(1.0, BACK_S))
+        of.slow_down(draw.choice(of.agents() + of.local_agents()), draw.uniform(1.0, BACK_S))
         return True
     return False
 
 
 def second_user(of: World, draw: random.Random) -> bool:
-    of.sweep_beside(_spec(of))
+    of.sweep_beside(newest_spec(of))
     return True
 
 
@@ -88,7 +87,7 @@ def damage_checkpoint(of: World, draw: random.Random) -> bool:
 
 
 def read(of: World, draw: random.Random) -> bool:
-    return of.read(_spec(of).stem, draw)
+    return of.read(newest_spec(of).stem, draw)
 
 
 def first_runs(of: World, draw: random.Random) -> bool:
@@ -97,55 +96,40 @@ def first_runs(of: World, draw: random.Random) -> bool:
 
 
 def fill_disk(of: World, draw: random.Random) -> bool:
-    if not of.disk:
-        return False
-    of.fill_disk()
-    return True
+    if of.disk:
+        of.fill_disk()
+    return of.disk
 
 
 def pull_cable(of: World, draw: random.Random) -> bool:
     plugged = sorted(of.machines.keys() - of.cut.keys())
-    if not plugged:
-        return False
-    of.cut_cable(draw.choice(plugged))
-    return True
+    if plugged:
+        of.cut_cable(draw.choice(plugged))
+    return bool(plugged)
 
 
-def spoil_row(of: World, draw: random.Random) -> bool:
-    return of.spoil_row(draw)
-
-
-FAULTS: dict[str, Callable[[World, random.Random], bool]] = {
-    "rank-killed": kill_rank,
-    "rank-stopped": stop_rank,
-    "node-killed": kill_node,
+FAULTS: dict[str, Fault] = {
+    "rank-killed": partial(send, ranks, signal.SIGKILL),
+    "rank-stopped": partial(send, ranks, signal.SIGSTOP),
+    "node-killed": partial(send, raylets, signal.SIGKILL),
     "cable-pulled": pull_cable,
-    "driver-killed": kill_driver,
-    "driver-interrupted": interrupt_driver,
-    "tracker-killed": kill_tracker,
+    "driver-killed": partial(send, drivers, signal.SIGKILL),
+    "driver-interrupted": partial(send, drivers, signal.SIGINT),
+    "tracker-killed": partial(send, trackers, signal.SIGKILL),
     "server-killed": kill_server,
     "server-held": hold_server,
     "server-misbehaves": misbehave,
-    "agent-killed": kill_agent,
+    "agent-killed": partial(send, World.agents, signal.SIGKILL),
     "agent-slow": slow_agent,
     "second-user": second_user,
     "first-runs": first_runs,
     "disk-full": fill_disk,
-    "row-spoilt": spoil_row,
+    "row-spoilt": World.spoil_row,
     "store-read": read,
     "checkpoint-damaged": damage_checkpoint,
 }
 
 
-def _spec(of: World) -> Path:
+def newest_spec(of: World) -> Path:
     """Returns the spec of the sweep that was begun last."""
     return max(of.place.home.glob("chaos-*.yaml"), key=lambda path: path.stat().st_mtime)
-
-
-def _signal(among: list[psutil.Process], draw: random.Random, number: signal.Signals) -> bool:
-    if not among:
-        return False
-    with suppress(psutil.NoSuchProcess):
-        draw.choice(among).send_signal(number)
-        return True
-    return False

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,93 +37,64 @@ problem: {{seq_len: {lengths}, heads: 2, head_dim: 16, dtype: float32}}
 strategy: {{partition: [contiguous, striped, zigzag, zigzag-token]}}
 measure: {{warmup: 0, repeats: 1, replicas: {replicas}, baseline: null}}
 """
-GROWTH = 0.02  # of memory that is taken for the same
-GROWTH_MIB = 4.0  # whatever the size
-MORE = 2  # files, threads or sockets that may be open by chance
+# What a process holds -> its growth that is taken for none: a share, and so much whatever the size.
+ALLOWED = {"MiB": (0.02, 4.0), "files": (0.0, 2), "threads": (0.0, 2), "sockets": (0.0, 2)}
 
 
-@dataclass(frozen=True)
-class Held:
-    """Resources of one process. ``mib``: USS."""
-
-    mib: float
-    files: int
-    threads: int
-    sockets: int
-
-
-@dataclass
 class Watch:
-    """Samples by process and by fifth of the sweep."""
+    """Samples of what processes hold, by fifth of the sweep and by process."""
 
-    trials: int
-    samples: dict[str, list[list[Held]]] = field(
-        default_factory=lambda: collections.defaultdict(lambda: [[] for _ in range(5)])
-    )
+    def __init__(self, trials: int) -> None:
+        self.trials = trials
+        self._samples: list[dict[str, list[list[float]]]] = [
+            collections.defaultdict(list) for _ in range(5)
+        ]
 
     def look(self, place: Place, driver: subprocess.Popen[str]) -> int:
-        """Takes a sample of every process; the trials that have ended."""
-        (sweep,) = place.sweeps() or (None,)
-        ended = sum(sweep.counts.values()) if sweep else 0
-        fifth = min(4, 5 * ended // self.trials)
+        """Takes a sample of every process; returns the number of trials that have ended."""
+        ended = sum(sum(sweep.counts.values()) for sweep in place.sweeps())
+        if ended == self.trials:  # it is taking itself down
+            return ended
         named = {"driver": psutil.Process(driver.pid)}
-        named |= {f"rank {i}": rank for i, rank in enumerate(place.ranks())}
+        named |= {f"rank {number}": rank for number, rank in enumerate(place.ranks())}
         for process in place.processes():
             if "ringray.lab.tracking.process" in drive.title(process):
                 named["tracker"] = process
-        if ended == self.trials:  # it is taking itself down
-            return ended
         for name, process in named.items():
-            with suppress(psutil.Error):
-                self.samples[name][fifth].append(held(process))
+            with suppress(psutil.Error), process.oneshot():
+                self._samples[5 * ended // self.trials][name].append(
+                    [
+                        process.memory_full_info().uss / 2**20, process.num_fds(),
+                        process.num_threads(), len(process.net_connections()),
+                    ]
+                )  # fmt: skip
         return ended
 
-    def growths(self) -> list[str]:
-        """A line for each thing that grew from the second fifth to the last."""
-        found = []
-        for name, fifths in self.samples.items():
-            before, after = middle(fifths[1]), middle(fifths[4])
-            if after.mib > before.mib * (1 + GROWTH) + GROWTH_MIB:
-                found.append(f"{name}: memory {before.mib:.1f} -> {after.mib:.1f} MiB")
-            for what in ("files", "threads", "sockets"):
-                if getattr(after, what) > getattr(before, what) + MORE:
-                    found.append(
-                        f"{name}: {what} {getattr(before, what)} -> {getattr(after, what)}"
-                    )
-        return found
+    def medians(self, fifth: int) -> dict[tuple[str, str], float]:
+        """Returns the median by process and by what it holds."""
+        return {
+            (name, what): statistics.median(values)
+            for name, samples in self._samples[fifth].items()
+            for what, values in zip(ALLOWED, zip(*samples, strict=True), strict=True)
+        }
 
     def table(self) -> str:
-        """Medians by process and fifth."""
-        lines = ["process    fifth   MiB     files  threads  sockets"]
-        for name, fifths in self.samples.items():
-            for number, samples in enumerate(fifths, start=1):
-                if samples:
-                    one = middle(samples)
-                    lines.append(
-                        f"{name:10} {number:5}   {one.mib:6.1f}  {one.files:5}  {one.threads:7}  "
-                        f"{one.sockets:7}"
-                    )
-        return "\n".join(lines)
+        """Returns a line for each process and what it holds: the medians of the fifths."""
+        fifths = [self.medians(fifth) for fifth in range(5)]
+        return "\n".join(
+            f"{name:10} {what:8} " + " ".join(f"{one.get((name, what), 0):8.1f}" for one in fifths)
+            for name, what in fifths[4]
+        )
 
-
-def held(process: psutil.Process) -> Held:
-    with process.oneshot():
-        return Held(
-            process.memory_full_info().uss / 2**20, process.num_fds(), process.num_threads(),
-            len(process.net_connections()),
-        )  # fmt: skip
-
-
-def middle(samples: list[Held]) -> Held:
-    """The median of each."""
-    assert samples, "too few trials, or too fast, to be looked at"
-    return Held(
-        statistics.median(one.mib for one in samples),
-        *(
-            int(statistics.median(getattr(one, what) for one in samples))
-            for what in ("files", "threads", "sockets")
-        ),
-    )
+    def growths(self) -> list[str]:
+        """Returns a line for each thing that grew from the second fifth to the last."""
+        before, after = self.medians(1), self.medians(4)
+        assert before.keys() == after.keys(), "too few trials, or too fast, to be looked at"
+        return [
+            f"{name}: {before[name, what]:.1f} -> {now:.1f} {what}"
+            for (name, what), now in after.items()
+            if now > before[name, what] * (1 + ALLOWED[what][0]) + ALLOWED[what][1]
+        ]
 
 
 def run(place: Place, trials: int) -> Watch:
@@ -132,10 +102,10 @@ def run(place: Place, trials: int) -> Watch:
     replicas = max(1, trials // (4 * len(LENGTHS)))
     watch = Watch(4 * len(LENGTHS) * replicas)
     log = place.home / "soak.log"  # a pipe that nobody reads would hold the driver
-    with log.open("w") as said:
+    with log.open("w") as out:
         driver = place.start(
             "run", place.spec(SPEC.format(lengths=list(LENGTHS), replicas=replicas)), "--json",
-            place.home / "soak.jsonl", stdout=said, stderr=said,
+            place.home / "soak.jsonl", stdout=out, stderr=out,
         )  # fmt: skip
     moved, before = time.monotonic(), -1
     while driver.poll() is None:
@@ -144,34 +114,27 @@ def run(place: Place, trials: int) -> Watch:
             moved, before = time.monotonic(), ended
         assert time.monotonic() - moved < drive.PATIENCE or ended == watch.trials, "it hangs"
         time.sleep(1.0)
-    out = log.read_text()[-2000:]
-    assert place.end(driver).code == 0, out
+    assert place.end(driver).code == 0, log.read_text()[-2000:]
     assert len(place.lines(place.home / "soak.jsonl")) == watch.trials
     synced = place.run("sync", "soak")  # a tracker that is behind gives up after a while
     assert synced.code == 0, synced.out + synced.err
     _, children = place.mlflow("soak")
-    assert len(children) == watch.trials, f"{len(children)} runs in MLflow: {out}"
+    assert len(children) == watch.trials, f"{len(children)} runs in MLflow"
     place.check_nothing_is_left()
     return watch
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.chaos.soak", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak")
     parser.add_argument("--trials", type=int, default=5000)
-    given = parser.parse_args(argv)
-    began = time.monotonic()
+    trials = parser.parse_args().trials
     with tempfile.TemporaryDirectory(prefix="ringray-soak-") as folder:
         for place in drive.place(Path(folder)):
-            watch = run(place, given.trials)
+            watch = run(place, trials)
     print(watch.table())
-    growths = watch.growths()
-    print(f"{watch.trials} trials in {time.monotonic() - began:.0f} s")
-    print("\n".join(growths) or "nothing grows")
-    return 1 if growths else 0
+    print("\n".join(watch.growths()) or "nothing grows")
+    return 1 if watch.growths() else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

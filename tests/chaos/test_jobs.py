@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from importlib import metadata
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ringray.base import provenance
-from ringray.lab.store.store import Store
+from tests.chaos.struck import ended
 from tests.support import place as drive
 from tests.support import ray_heads
-from tests.support.place import Done, Place, tiny
+from tests.support.place import Done, tiny
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,7 +44,10 @@ sys.meta_path.insert(0, Finder())
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     """Its node has a ringray of its own installed, an older one."""
-    old = copied(tmp_path_factory.mktemp("old"))
+    old = tmp_path_factory.mktemp("old")
+    for name in ("ringray", "kernels", "cluster"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(drive.REPOSITORY / name, old / name, ignore=ignore)
     with (old / "ringray" / "lab" / "ring" / "actor.py").open("a") as file:
         file.write("# as it was\n")
     for place in drive.place(tmp_path_factory.mktemp("home")):
@@ -54,27 +56,12 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
         place.check_nothing_is_left()
 
 
-def copied(folder: Path) -> Path:
-    """A copy of this checkout's source."""
-    ignore = shutil.ignore_patterns("__pycache__")
-    for name in ("ringray", "kernels", "cluster"):
-        shutil.copytree(drive.REPOSITORY / name, folder / name, ignore=ignore)
-    return folder
-
-
 def submit(head: Head, spec: Path, *more: object) -> subprocess.Popen[str]:
     return head.place.start("submit", spec, "--address", head.url, *more)
 
 
 def submitted(head: Head, spec: Path, *more: object) -> Done:
     return head.place.end(submit(head, spec, *more))
-
-
-def ended(place: Place, name: str) -> int:
-    """Returns the number of ended trials of a sweep; 0 before it begins."""
-    if not any(row.name == name for row in place.sweeps()):
-        return 0
-    return sum(row.status is not None for row in place.trials(name))
 
 
 def in_its_middle(head: Head, name: str, *more: object) -> tuple[Path, subprocess.Popen[str]]:
@@ -116,18 +103,6 @@ def test_a_job_is_followed_and_its_results_stay(head: Head) -> None:
     assert "3 trials measured before" in again.out
     assert head.place.trials("followed") == rows
     assert [name[-2:] for name in attempts(head, "followed")] == ["-1", "-2"]
-
-
-@pytest.mark.exhaustive
-def test_two_submits_at_once_run_once(head: Head) -> None:
-    spec = head.place.spec(tiny("twice", replicas=3))
-    both = [head.place.end(one) for one in [submit(head, spec), submit(head, spec)]]
-    assert [done.code for done in both] == [0, 0], both
-    assert sorted("runs already" in done.out for done in both) == [False, True]
-    for done in both:
-        assert done.out.count("[3/3]") == 1
-    assert len(attempts(head, "twice")) == 1
-    assert [row.attempts for row in head.place.trials("twice")] == [1] * 3
 
 
 @pytest.mark.chaos
@@ -173,23 +148,6 @@ def test_detached_attached_and_stopped(head: Head) -> None:
 
 
 @pytest.mark.exhaustive
-def test_it_exits_as_the_sweep(head: Head) -> None:
-    slow = tiny("slow", repeats=1000, timeout="1s", retries=0, seq_len=16384)
-    done = submitted(head, head.place.spec(slow), "--store", head.place.home / "other.db")
-    assert done.code == 1, done.out + done.err
-    with Store(head.place.home / "other.db", create=False) as store:
-        (row,) = store.trials(store.find("slow").digest)
-    assert row.status == "timeout"
-    head.check_nothing_is_held()
-    gpus = tiny("gpus").replace("device: cpu", "device: cuda")
-    done = submitted(head, head.place.spec(gpus))
-    assert done.code == 2, done.out + done.err
-    assert "cuda needs GPUs, the cluster can offer none" in done.out
-    assert not any(row.name == "gpus" for row in head.place.sweeps())
-    head.check_nothing_is_held()
-
-
-@pytest.mark.exhaustive
 def test_a_mixed_ring_is_refused(head: Head) -> None:
     """Without a job the node imports what it has."""
     done = head.place.run("run", head.place.spec(tiny("mixed")), "--address", head.address)
@@ -226,25 +184,3 @@ def test_who_is_not_let_in(head: Head, tmp_path: Path) -> None:
         head.place.variables = right
     assert not any(row.name == "outside" for row in head.place.sweeps())
     head.check_nothing_is_held()
-
-
-@pytest.mark.exhaustive
-def test_the_plain_command(head: Head, tmp_path: Path) -> None:
-    """`ray job submit` from a checkout, as README says it."""
-    folder = copied(tmp_path)
-    for name in (".gitignore", ".rayignore"):
-        shutil.copy(drive.REPOSITORY / name, folder / name)
-    (folder / "experiments").mkdir()
-    (folder / "experiments" / "plain.yaml").write_text(tiny("plain"))
-    command = [
-        sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.url,
-        "--working-dir", ".", "--runtime-env", "cluster/runtime_env.yaml", "--",
-        "python", "-m", "ringray", "run", "experiments/plain.yaml",
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=folder, env=head.place.environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (sweep,) = [row for row in head.place.sweeps() if row.name == "plain"]
-    assert (sweep.status, sweep.counts) == ("complete", {"ok": 1})
-    assert sweep.environment["code"] == provenance.code_digest()

@@ -148,32 +148,3 @@ def test_a_store_that_is_lost_is_taken_back_from_mlflow(place: Place) -> None:
     assert _configs(place.lines(json)) == list(range(REPLICAS))
     (parent,), children = place.mlflow("lost")
     assert (parent.info.status, len(children)) == ("FINISHED", REPLICAS)
-
-
-def test_a_damaged_store_is_recovered_and_the_sweep_goes_on(place: Place) -> None:
-    spec = place.spec(tiny("broken", replicas=REPLICAS, repeats=20))
-    assert place.run("run", spec).code == 0
-    store = place.home / "store.db"
-    whole = {row.key: row for row in place.trials("broken")}
-    with store.open("r+b") as file:
-        file.seek(store.stat().st_size // 2)
-        file.write(bytes(3000))
-    damaged = store.read_bytes()
-    refused = place.run("run", spec)
-    assert refused.code == 2
-    assert "ringray recover --store" in refused.err
-    recovered = place.run("recover")
-    assert recovered.code == 0, recovered.err
-    assert (place.home / "store.db.damaged").read_bytes() == damaged
-    assert {row.key: row for row in place.trials("broken")} == whole  # by the snapshot
-    place.home.joinpath("store.db.snapshot").unlink()
-    store.write_bytes(damaged)
-    assert place.run("recover").code == 0
-    kept = {row.key: row for row in place.trials("broken") if row.status}
-    assert 0 < len(kept) < REPLICAS
-    assert kept == {key: whole[key] for key in kept}
-    # What cannot be read any more is in MLflow still: nothing is measured again.
-    resumed = place.run("resume", "broken", "--from-mlflow")
-    assert resumed.code == 0, resumed.err
-    assert f"): {REPLICAS - len(kept)} trial" in resumed.out
-    assert {row.key: row for row in place.trials("broken")} == whole
