@@ -60,14 +60,6 @@ def watched(address: str) -> Iterator[Page]:
     assert not [text for text in wrong if not text.startswith(("file:", "data:", "blob:"))]
 
 
-def draw_figures(page: Page) -> None:
-    """Waits until every figure of a page of ours is a chart."""
-    for figure in page.locator("figure").all():
-        figure.scroll_into_view_if_needed()
-        figure.locator(".vega-embed svg").wait_for()
-    page.evaluate("scrollTo(0, 0)")
-
-
 class Views:
     """MLflow's views of one sweep on the server at ``uri``."""
 

@@ -30,7 +30,6 @@ def test_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report_store.write(tmp_path / "store.db")
     assert cli.main(["report", "which-ring", "--store", "store.db", "-o", "report.html"]) == 0
     with pages.watched((tmp_path / "report.html").as_uri()) as page:
-        pages.draw_figures(page)
         assert page.evaluate("window.evil") is None
         rows = page.locator("table.sorts").first.locator("tbody tr:not([hidden])")
         assert rows.count() == 18
