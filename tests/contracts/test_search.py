@@ -12,6 +12,7 @@ import pytest
 
 from ringray.lab.search import METHODS
 from ringray.lab.search.base import LEAST, Candidate, Response, SearchSettings, layers
+from tests.support.exhaustive import exhaustive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +26,6 @@ LANDSCAPES: dict[str, Callable[[int, int, int], float]] = {
     "bowl": lambda x, y, z: 10 + (x - 3) ** 2 + (y - 2) ** 2 + 2 * z,
     "plateau": lambda x, y, z: 10 if (x, y, z) == (4, 1, 2) else 20 + x,
     "ridge": lambda x, y, z: 10 + abs(x - y) + 0.5 * z,
-    "steps": lambda x, y, z: 10 * (1 + (x % 2)) + y + z,
     "crossed": lambda x, y, z: 10 + (x ^ y) * 3 + abs(z - 1),
 }
 AXES = (range(6), range(4), range(3))
@@ -126,7 +126,7 @@ def test_an_exhaustive_method_measures_every_point_in_full(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SEARCHING)
-@pytest.mark.parametrize("budget", [0.02, 0.1, 0.25, 0.6])
+@pytest.mark.parametrize("budget", [1e-6, 0.1, 0.6])
 def test_it_keeps_to_its_budget(name: str, budget: float) -> None:
     points = candidates(LANDSCAPES["ridge"])
     machine = play(name, points, Machine(LANDSCAPES["ridge"]), budget=budget)
@@ -136,7 +136,7 @@ def test_it_keeps_to_its_budget(name: str, budget: float) -> None:
 
 @pytest.mark.parametrize("name", SEARCHING)
 @pytest.mark.parametrize("doubt", [0.3, 0.01])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 12, 13])
+@pytest.mark.parametrize("count", [1, 2, 7, 13])
 def test_a_small_space_is_searched_too(name: str, count: int, doubt: float) -> None:
     """However sure the predictions are."""
     cost = LANDSCAPES["bowl"]
@@ -146,17 +146,8 @@ def test_a_small_space_is_searched_too(name: str, count: int, doubt: float) -> N
     assert len(machine.samples) >= min(LEAST, count)
 
 
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("budget", [1e-6, 1.0])
-def test_it_measures_something_whatever_the_budget(name: str, budget: float) -> None:
-    for count in (1, 2, 5):
-        points = candidates(LANDSCAPES["bowl"])[:count]
-        machine = play(name, points, Machine(LANDSCAPES["bowl"]), budget=budget)
-        assert max(map(len, machine.samples.values())) == REPEATS
-
-
 @pytest.mark.parametrize("name", ["halving", "optuna"])
-@pytest.mark.parametrize("landscape", LANDSCAPES)
+@pytest.mark.parametrize("landscape", ["ridge", "crossed", *exhaustive("bowl", "plateau")])
 def test_it_finds_what_measuring_everything_finds(name: str, landscape: str) -> None:
     cost = LANDSCAPES[landscape]
     points = candidates(cost)
@@ -184,13 +175,6 @@ def test_the_same_answers_lead_to_the_same_questions(name: str) -> None:
     assert logs[0] == logs[1]
 
 
-@pytest.mark.parametrize("name", ["random", "optuna"])
-def test_another_seed_is_another_search(name: str) -> None:
-    cost = LANDSCAPES["crossed"]
-    logs = [play(name, candidates(cost), Machine(cost), seed=seed).log for seed in (0, 1)]
-    assert logs[0] != logs[1]
-
-
 @pytest.mark.parametrize("name", ["halving", "optuna"])
 def test_of_several_objectives_it_measures_more_than_one_compromise(name: str) -> None:
     """x alone decides the time, z the memory, and they pull apart."""
@@ -206,7 +190,7 @@ def test_of_several_objectives_it_measures_more_than_one_compromise(name: str) -
     assert best <= 1.1 * cost(2, 0, 2)
 
 
-@pytest.mark.parametrize("works", [0, 1, 2, 9, 40, 57, 71, 72])
+@pytest.mark.parametrize("works", [0, 1, 9, 57, 71, 72])
 def test_bisection_finds_the_largest_that_works(works: int) -> None:
     """It begins with the largest, so what is near it takes few probes, and what is far few more."""
     points = [Candidate(str(i), (("length", i),), (math.inf,)) for i in range(72)]
@@ -243,18 +227,6 @@ def test_halving_spends_nothing_on_what_is_surely_worse() -> None:
     assert [len(asks) for asks in machine.log][1:] == [1] * (len(machine.log) - 1)
     close = play("halving", candidates(LANDSCAPES["ridge"]), Machine(LANDSCAPES["ridge"]), budget=1)
     assert len(close.log[1]) > 1
-
-
-def test_halving_measures_the_fastest_again() -> None:
-    """Nothing is predicted: all points are measured, then those that were the fastest."""
-    cost = LANDSCAPES["ridge"]
-    points = [replace(one, predicted=(math.inf,)) for one in candidates(cost)]
-    machine = play("halving", points, Machine(cost, noise=0.1), budget=1.0)
-    once, again = machine.log[:2]
-    times = {ask.key: machine.samples[ask.key][0] for ask in once}
-    assert len(once) == len(points)
-    assert 1 < len(again) < len(once)
-    assert [ask.key for ask in again] == sorted(times, key=times.__getitem__)[: len(again)]
 
 
 def test_halving_leaves_out_what_good_predictions_rule_out() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from ringray_kernels.bench import __main__ as cli
 from ringray_kernels.bench import (
     checks,
     contenders,
-    flex,
     machine,
     measure,
     problems,
@@ -143,31 +142,6 @@ def test_a_virtual_ring_computes_the_whole(partition: str, ranks: int) -> None:
         assert float(error) < 6e-3, name
 
 
-def test_virtual_records_and_a_wrong_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = virtual.VirtualBench(CPU, None, rounds=2)
-    point = VirtualPoint("zigzag", 2, 64, 2, 16)
-    forward, backward = bench.measure(point, ignore)
-    for record in (forward, backward):
-        assert record.status == "ok"
-        assert record.median_ms == pytest.approx(sum(record.more["ranks_ms"]))
-        assert record.more["overhead"] == pytest.approx(record.median_ms / record.more["whole_ms"])
-        assert [len(hops) for hops in record.more["hops_ms"]] == [2, 2]
-        assert "1/N 0.5000" in report.ring_line(record)
-    assert {r.status for r in virtual.VirtualBench(CPU, 1e-9, 1).measure(point, ignore)} == {
-        "refused"
-    }
-    monkeypatch.setattr(virtual.VirtualRing, "prepare_backward", lambda ring: None)
-    ok, failed = bench.measure(point, ignore)
-    assert (ok.status, failed.status) == ("ok", "failed")
-    monkeypatch.undo()
-    assembled = virtual.VirtualRing.assembled
-    monkeypatch.setattr(
-        virtual.VirtualRing, "assembled",
-        lambda ring, way: {n: x * 1.05 for n, x in assembled(ring, way).items()},
-    )  # fmt: skip
-    assert [r.status for r in bench.measure(point, ignore)] == ["wrong", "wrong"]
-
-
 def test_the_command_measures_and_writes_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,14 +237,6 @@ def exact(point: Point, inputs: problems.Inputs) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: p.name)
-def test_flops_are_counted_from_the_visible_pairs(point: Point) -> None:
-    pairs = int(seen(point).sum())
-    assert point.pairs == pairs
-    forward = 4 * pairs * point.head_dim * point.heads
-    assert point.flops == forward * (2.5 if point.direction == "backward" else 1)
-
-
-@pytest.mark.parametrize("point", POINTS, ids=lambda p: p.name)
 def test_checks_accept_what_is_right_and_catch_one_percent(point: Point) -> None:
     inputs = problems.make_inputs(point, CPU, 0)
     right = checks.reference(point, inputs)
@@ -305,42 +271,3 @@ def test_one_value_that_is_not_finite_is_found_anywhere(value: float) -> None:
     assert json.loads(
         measure.Record("a", "b", "wrong", share=verdict.share).json({}, None)
     )["share"] == "inf"  # fmt: skip
-
-
-@pytest.mark.parametrize("point", POINTS, ids=lambda p: p.name)
-def test_forward_in_8_bits_is_checked_as_such(point: Point) -> None:
-    ours = CONTENDERS["ringray-fp8"]
-    if point.direction == "backward" or point.dtype == "float32":
-        assert ours.unsupported(point, CPU) == "8 bits in place of 16, forward only"
-        return
-    assert ours.unsupported(point, CPU) is None
-    inputs = problems.make_inputs(point, CPU, 0)
-    right, results = checks.reference(point, inputs), ours.prepare(point, inputs)()
-    assert results["out"].dtype == point.torch_dtype
-    fine = checks.check(results, right, point.torch_dtype, quantized=ours.quantized)
-    assert fine.reason is None
-    assert fine.errors["out"] > 0.02, "as many as 8 bits have"
-    results["out"] *= 1.07
-    wrong = checks.check(results, right, point.torch_dtype, quantized=ours.quantized)
-    assert wrong.reason is not None
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-@pytest.mark.parametrize("point", [POINTS[2], POINTS[4]], ids=lambda p: p.name)
-def test_flex_gets_the_right_blocks(monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
-    """Not compiled: that needs a GPU."""
-    point = replace(point, seq_len=3 * point.seq_len)
-    mask = flex.block_mask(point, CPU)
-    blocks = -(-point.seq_len // 128)
-    if mask is not None:
-        pad = 128 * blocks - point.seq_len
-        wide = torch.nn.functional.pad(seen(point), (0, pad, 0, pad))
-        tiles = wide.view(blocks, 128, blocks, 128).transpose(1, 2).flatten(2)
-        assert torch.equal(mask.to_dense()[0, 0].bool(), tiles.any(-1))
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    flex._compiled.cache_clear()
-    inputs = problems.make_inputs(point, CPU, 0)
-    got = CONTENDERS["flex"].prepare(point, inputs)()
-    assert checks.check(got, checks.reference(point, inputs), point.torch_dtype).reason is None
-    flex._compiled.cache_clear()
