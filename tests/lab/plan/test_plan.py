@@ -106,70 +106,6 @@ def test_a_config_is_what_its_dict_says() -> None:
         assert trial.config.problem.mask.window in {(3, 5), (None, 5)}
 
 
-def test_two_ways_to_say_the_same_are_one_point() -> None:
-    made = build("problem: {seq_len: 64, heads: 8, kv_heads: [null, 8, 4]}\n")
-    assert [trial.config.problem.kv_heads for trial in made.trials] == [8, 4]
-    made = build("problem: {seq_len: 64, value_head_dim: [null, 64, 32]}\n")
-    assert [trial.config.problem.value_dim for trial in made.trials] == [64, 32]
-
-
-def test_what_models_ask_for_is_part_of_a_point_only_where_it_is_asked_for() -> None:
-    """Points and specs from before these fields existed keep their names."""
-    body = "measure: {baseline: null}\nproblem: {seq_len: 64, "
-    plain, said, asked = (
-        build(body + more)
-        for more in (
-            "}\n",
-            "sinks: false, softcap: null, alibi: false, dropout_p: null}\n",
-            "sinks: true, softcap: 50, alibi: true, dropout_p: 0.1}\n",
-        )
-    )
-    assert plain.digest == said.digest != asked.digest
-    assert plain.trials[0].key == said.trials[0].key != asked.trials[0].key
-    assert (
-        not {"sinks", "softcap", "alibi", "dropout_p", "value_head_dim"}
-        & plain.trials[0].config.as_dict().keys()
-    )
-    config = asked.trials[0].config
-    assert (
-        config.problem.sinks,
-        config.problem.softcap,
-        config.problem.alibi,
-        config.problem.plain,
-    ) == (True, 50.0, True, False)
-    assert not config.changed(softcap=None).problem.plain
-    assert not config.changed(softcap=None, alibi=False).problem.plain
-    assert config.problem.dropout_p == 0.1
-    assert TrialConfig.from_dict(config.as_dict()) == config
-
-
-def test_sdpa_is_no_baseline_for_what_it_does_not_compute() -> None:
-    made = build("problem: {seq_len: 64, softcap: [null, 50], sinks: [false, true]}\n")
-    said = [str(trial.pruned) if trial.pruned else "" for trial in made.trials]
-    assert said == [
-        "",
-        *["measure.baseline: SDPA takes neither softcap, sinks, alibi nor dropout here"] * 3,
-    ]
-
-
-def test_8_bits_are_forward_only_and_half_of_the_bytes() -> None:
-    body = "problem: {seq_len: 64, head_dim: 64, quantize: [null, fp8], direction: "
-    both = build(body + "[forward, forward+backward]}\n").trials
-    said = [str(trial.pruned) if trial.pruned else "" for trial in both]
-    assert sorted(said)[-1] == (
-        "problem.quantize: fp8 computes no gradients, which needs direction: forward"
-    )
-    assert said.count("") == 3
-    plain, asked = build(body + "forward}\n").trials
-    assert "quantize" not in plain.config.as_dict()
-    assert (asked.config.problem.quantize, asked.config.problem.plain) == ("fp8", False)
-    assert asked.predicted
-    assert plain.predicted
-    assert asked.predicted.sent_bytes * 2 * 64 == plain.predicted.sent_bytes * (64 + 4)
-    with pytest.raises(SpecError, match=r"got 'fp4', expected .*fp8"):
-        build("problem: {seq_len: 64, quantize: fp4}\n")
-
-
 def test_impossible_points_are_pruned_with_their_field() -> None:
     made = build(
         "problem: {seq_len: 64, heads: [8, 6], kv_heads: [4, 3], causal: [true, false], "
@@ -199,14 +135,6 @@ def test_impossible_points_are_pruned_with_their_field() -> None:
             r"not a multiple of 3.*no other of 2 points can run",
         ),
         ("causal: false\n  window: 5", 7, "problem.window", "got 5 without causal, expected"),
-        ("window: {left: 5, right: 1}", 6, "problem.window", r"got \(5, 1\) with causal, exp"),
-        ("causal: false\n  prefix: 5", 7, "problem.prefix", "got 5 without causal, expected"),
-        ("shared_prefix: 5", 6, "problem.shared_prefix", "got 5 without window, chunk"),
-        ("global_tokens: 5", 6, "problem.global_tokens", "got 5 without window and chunk"),
-        (
-            "window: {right: null}\n  global_tokens: 5", 7, "problem.global_tokens",
-            "got 5 without window and chunk",
-        ),
         (
             "window: 3\n  prefix: 9\n  global_tokens: 5", 8, "problem.global_tokens",
             "got 5 with prefix 9, expected one or the other",
@@ -225,16 +153,6 @@ def test_a_spec_of_which_nothing_can_run(problem: str, line: int, field: str, sa
     assert caught.value.exit_code == 2
 
 
-def test_an_oracle_that_does_not_fit_is_pruned() -> None:
-    head = HEAD.replace("latency", "correctness")
-    made = build("problem: {seq_len: [64, 1M], heads: 2}\n", head)
-    assert [trial.pruned is None for trial in made.trials] == [True, False]
-    assert made.trials[1].pruned is not None
-    assert "shorter" in made.trials[1].pruned.text
-    with pytest.raises(SpecError, match=r"p.yaml:4: problem.seq_len: "):
-        build("problem: {seq_len: 1M, heads: 2}\n", head)
-
-
 def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
     made = build(
         "ring: {size: [1, 3, 4]}\n"
@@ -251,14 +169,7 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
         "documents: [null, 3]}\n" + EVERY_PARTITION
     )
     assert len(more.runnable) == 2 * 2 * (2 * 2 + 3) * 4
-    some = build(
-        "ring: {size: [3]}\n"
-        "problem: {seq_len: 37, heads: 2, head_dim: 24, causal: [true, false], chunk: [null, 7], "
-        "window: [null, {left: 4, right: 2}, {left: 4, right: 0}], prefix: [null, 9], "
-        "documents: [null, 3], global_tokens: 5}\n" + EVERY_PARTITION
-    )
-    assert len(some.runnable) == (3 + 5) * 2 * 4  # causal or not, with a window or a chunk
-    for trial in (*made.runnable, *more.runnable, *some.runnable):
+    for trial in (*made.runnable, *more.runnable):
         c, ranks = trial.config.problem, trial.config.ring.size
         pairs = int(brute_force.seen(c.mask, c.seq_len).sum())
         keys, values = (2 * pairs * dim * c.heads * c.batch for dim in (24, c.value_dim))
@@ -329,38 +240,6 @@ def test_a_ring_sends_what_the_plan_says(
         assert trial.predicted is not None
         measured = (rows[trial.key].metrics["sent_bytes"], sends)
         assert measured == (trial.predicted.sent_bytes, trial.predicted.messages), trial.config
-
-
-def test_balance_is_the_mean_over_the_largest_rank() -> None:
-    """Causal, 64 tokens on 4 ranks: contiguous shards see 136, 392, 648 and 904 pairs."""
-    text = (
-        "version: 1\nname: b\nkind: latency\nring: {size: 4, device: cpu}\n"
-        "problem: {seq_len: 64}\nstrategy: {partition: [contiguous, zigzag]}\n"
-    )
-    found = {
-        trial.config.strategy.partition: trial.predicted.balance
-        for trial in plan.build(spec.parse(text)).trials
-        if trial.predicted is not None
-    }
-    assert found == pytest.approx({"contiguous": 520 / 904, "zigzag": 1.0})
-
-
-def test_the_time_of_a_trial_includes_its_baseline() -> None:
-    problem = "problem: {seq_len: 8192}\nring: {size: 2, device: cpu}\n"
-    (alone,) = build(problem + "measure: {baseline: null}\n").trials
-    (beside,) = build(problem + "measure: {baseline: {name: sdpa, threads: 1}}\n").trials
-    assert alone.predicted is not None
-    assert alone.measuring_s == pytest.approx(6 * alone.predicted.time_ms / 1e3)
-    # One thread needs at least the time of two ranks of one.
-    assert beside.measuring_s > 2.5 * alone.measuring_s
-
-
-def test_a_choice_that_is_left_open_is_predicted_as_the_default() -> None:
-    text = "problem: {seq_len: 1000}\n"
-    (usual,) = build(text).trials
-    (left_open,) = build(f"{text}strategy: {{partition: auto, transport: auto}}\n").trials
-    assert left_open.config.strategy.partition == "auto"
-    assert left_open.measuring_s == usual.measuring_s
 
 
 def test_the_timeout_grows_with_the_longest_trial() -> None:

@@ -22,8 +22,6 @@ from ringray.lab.report.figures import (
     throughput,
 )
 from tests.support.figure_rows import (
-    cuts,
-    grid,
     row,
     strategies,
     tiles,
@@ -43,30 +41,6 @@ def records(chart: Any, panel: int = 0) -> list[dict[str, Any]]:
     found = chart.to_dict()
     rows: list[dict[str, Any]] = found["concat"][panel].get("data", found.get("data"))["values"]
     return rows
-
-
-def test_points_are_medians_over_replicas_that_are_ok() -> None:
-    rows = [row(i, timed(ms), replica=i) for i, ms in enumerate((5.0, 9.0, 6.0))]
-    rows.append(row(3, {}, "failed", replica=3))
-    (point,) = data.points(rows)
-    assert point.metrics["median_ms"] == 6.0
-    assert point.config["replica"] == 0
-
-
-def test_panels_are_problems() -> None:
-    panels, left_out = data.panels(data.points(strategies()), beside=("seq_len",))
-    assert [panel.title for panel in panels] == ["forward", "forward+backward"]
-    assert [len(panel.points) for panel in panels] == [8, 8]
-    assert left_out == 0
-    many = [
-        row(i, timed(5.0), heads=h, head_dim=d)
-        for i, (h, d) in enumerate((h, d) for h in (1, 2, 4) for d in (16, 32, 64))
-    ]
-    panels, left_out = data.panels(data.points(many))
-    assert (len(panels), left_out) == (6, 3)
-    assert panels[0].title == "heads1 dim16"
-    lengths, _ = data.panels(data.points(strategies()))
-    assert lengths[0].title == "2,048 tokens forward"
 
 
 def test_lines_have_a_point_per_length_and_the_best_comes_first() -> None:
@@ -169,29 +143,6 @@ def test_tiles_are_query_rows_by_key_rows_of_each_kernel() -> None:
     assert set(forward.cells) == {(n, m) for n in (32, 64, 128) for m in (64, 128)}
     # Trials 0 and 1 are 64x32 with 4 and 8 warps, of 5 and 10 ms.
     assert forward.cells[32, 64] == blocks.Cell(5.0, "4/2")
-
-
-def test_tiles_of_an_older_version_are_shown() -> None:
-    texts = [f"forward=128x{n}/8/2/specialised/pingpong/persistent" for n in (64, 128)]
-    rows = [row(i, timed(5.0 + i), blocks=text) for i, text in enumerate(texts)]
-    (forward,), _ = blocks.maps(data.points(rows))
-    details = {place: cell.detail for place, cell in forward.cells.items()}
-    assert details == dict.fromkeys([(64, 128), (128, 128)], "8/2/specialised")
-
-
-def test_what_aten_cuts_is_shown_by_threads() -> None:
-    (found,), _ = blocks.maps(data.points(cuts()))
-    assert (found.x, found.y) == ("query rows per call", "threads per rank")
-    assert set(found.cells) == {(b, t) for b in (64, 256, 1024) for t in (1, 2)}
-    assert found.cells[64, 2].ms == 8.0
-    drawn = blocks.draw(data.points(cuts()))
-    assert drawn is not None
-    cells = records(drawn)
-    assert len(cells) == 6
-    assert min(record["value"] for record in cells) == 1.0
-    slow = grid(blocks=[64, 128], seq_len=[1024, 2048])
-    maps, _ = blocks.maps(data.points([row(i, timed(5.0), **p) for i, p in enumerate(slow)]))
-    assert [record.title for record in maps] == ["1,024 tokens", "2,048 tokens"]
 
 
 def test_ids_of_a_figure_are_its_own_in_a_page() -> None:

@@ -92,24 +92,3 @@ def test_nothing_is_asked_for_and_no_other_script_runs() -> None:
     assert "'unsafe-inline'" not in policy.partition("script-src")[2]
     assert policy.count("'sha256-") == 1
     assert "unsafe-eval" not in policy
-
-
-def test_a_page_without_pictures_is_small() -> None:
-    text = page.render("t", [page.Section("One", [page.Text("x")])])
-    assert len(text) < 12_000
-
-
-def test_tables_and_figures_scroll_in_their_own_boxes() -> None:
-    """Properties that hold without a browser; tests/browser measures it at 400 and 1,280 pixels."""
-    style = page.render("a page", [page.Section("one", [page.PageTable("t", ["#"], [["1"]])])])
-    rules: dict[str, str] = {}
-    screen, _, paper = style.partition("@media print")
-    for selector, rule in re.findall(r"^(\S[^{]*) {([^}]*)}", screen, re.MULTILINE):
-        rules[selector] = rules.get(selector, "") + rule
-    assert "overflow-x: auto" in rules[".wide"]
-    assert "overflow-x: auto" in rules[".chart"]
-    first = rules[".wide tr > :first-child"]
-    for declaration in ("position: sticky", "left: 0", "background: var(--paper)"):
-        assert declaration in first
-    assert "max-width: none" in rules[".chart svg"], "letters keep their size"
-    assert "position: static" in paper

@@ -9,13 +9,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ringray.base import units
-from ringray.lab.plan import expand, plan
-from ringray.lab.predict.hardware import parse_fleet
+from ringray.lab.plan import plan
 from ringray.lab.report import replicas, tables, verdict, words
 from ringray.lab.report.board import Board
-from ringray.lab.specs import model as spec
-from ringray.lab.trial.outcome import Outcome, SweepRow, TrialRow
+from ringray.lab.trial.outcome import Outcome, TrialRow
 from tests.support.report_rows import (
     TEXT,
     console,
@@ -26,26 +23,6 @@ from tests.support.report_rows import (
 )
 
 # Words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.84, "840 ms"),
-        (1.25, "1.2 s"),
-        (59.4, "59 s"),
-        (59.6, "1:00"),
-        (205, "3:25"),
-        (3725, "1:02:05"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert units.duration(seconds) == text
-
-
-def test_flops() -> None:
-    assert units.flops(999) == "999 FLOP"
-    assert units.flops(1.5e12) == "1.50 TFLOP"
 
 
 def test_a_label_names_what_does_not_explain_itself() -> None:
@@ -63,31 +40,7 @@ def test_a_label_names_what_does_not_explain_itself() -> None:
     assert (words.value("window", [3, 5]), words.value("chunk", None)) == ("3:5", "no")
 
 
-TRAINING = "version: 1\nname: t\nkind: train\nproblem: {seq_len: 64}\n"
-
-
-def test_every_config_field_that_can_vary_has_a_head() -> None:
-    training = {name for _, _, name in expand.axes_of(planned(TRAINING).spec)}
-    assert {name for _, _, name in expand.AXES} < training == set(words.HEADS)
-
-
 # The board
-
-
-def test_replicas_that_are_ok_are_one_row_of_the_results() -> None:
-    made = planned(TEXT + "measure: {replicas: 3}\n")
-    first = [
-        t
-        for t in made.trials
-        if t.config.as_dict() | {"replica": 0} == made.trials[0].config.as_dict()
-    ]
-    ends = [outcome(10.0), Outcome("timeout", "too slow"), outcome(30.0)]
-    others = [row(made.trials[1], outcome(7.0))]
-    rows = [row(trial, end) for trial, end in zip(first, ends, strict=True)]
-    one, lost, other = replicas.merged([*rows, *others])
-    assert one.metrics["median_ms"] == 20.0
-    assert (one.metrics["p20_ms"], one.metrics["p80_ms"]) == (10.0 * 0.98, 30.0 * 1.05)
-    assert (one.status, lost.reason, other) == ("ok", "too slow", others[0])
 
 
 def test_replicas_are_one_row() -> None:
@@ -182,13 +135,6 @@ def shown_on(width: int, rows: list[TrialRow], fields: tuple[str, ...]) -> str:
     return to.export_text()
 
 
-def test_the_fastest_of_each_problem_is_known() -> None:
-    made = planned()
-    rows = results(made, apart=10.0)
-    assert [row.index for row in verdict.winners(rows)] == [0, 4, 8, 12]
-    assert verdict.winners(rows[:1]) == verdict.winners(results(made)) == [], "10 ms and 11 ms"
-
-
 @pytest.mark.parametrize("width", [60, 80, 100, 130])
 def test_a_narrow_terminal_keeps_what_matters(width: int) -> None:
     made = planned()
@@ -208,19 +154,6 @@ def test_a_field_that_some_points_leave_out_is_in_the_table_of_the_plan() -> Non
     text = printed(tables.plan_table(made.runnable))
     assert re.search(r"1 +yes +no +no ", text)
     assert re.search(r"8 +no +3: +7 ", text)
-
-
-def test_traffic_is_told_apart_where_nodes_have_borders() -> None:
-    text = "version: 1\nname: m\nkind: latency\nring: {size: [8, 16], device: cuda}\n"
-    made = plan.build(spec.parse(f"{text}problem: {{seq_len: 64k}}\n"), parse_fleet("h100:2x8"))
-    both = printed(tables.plan_table(made.runnable))
-    assert re.search(r"1 +8 .* 0 B ", both)
-    near, far = (trial.predicted for trial in made.runnable)
-    assert near is not None
-    assert far is not None
-    assert far.outer_bytes
-    assert f" {units.memory(far.inner_bytes)}  {units.memory(far.outer_bytes)}" in both
-    assert "between" not in printed(tables.plan_table(made.runnable[:1]))
 
 
 def test_a_pipe_gets_whole_lines() -> None:
@@ -243,11 +176,3 @@ def test_large_results_are_shortened_to_what_tells_most() -> None:
     wrong = row(made.trials[9], Outcome("ok", None, {"error_out": 0.9}))
     rows[9] = wrong
     assert wrong in tables.most_telling(rows, 2)
-
-
-def test_sweeps_are_listed() -> None:
-    sweep = SweepRow(
-        "0123456789abcdef", "looks", "latency", {}, "", {}, "complete", 0.0, 0.0, 16, {"ok": 16}
-    )
-    text = printed(tables.sweeps_table([sweep]))
-    assert re.search(r"looks +0123456789ab +latency +complete +16 ok +19", text)

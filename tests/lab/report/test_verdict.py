@@ -8,11 +8,10 @@ import pytest
 
 from ringray.lab.cli import results
 from ringray.lab.kinds import KINDS
-from ringray.lab.report import sweep_report, tables, verdict
-from ringray.lab.report.figures import data, pareto, speedup
+from ringray.lab.report import sweep_report, verdict
 from ringray.lab.tracking import description
 from ringray.lab.trial.outcome import SweepRow, Tracked, TrialRow
-from tests.support.figure_rows import row, strategies, timed
+from tests.support.figure_rows import row, timed
 from tests.support.report_rows import console
 
 SWEEP = SweepRow("ab" * 32, "quick", "latency", {}, "", {}, "complete", 0.0, 0.0, 2, {"ok": 2})
@@ -63,12 +62,6 @@ def test_only_kinds_whose_points_are_rivals_have_a_fastest(
     assert ["is the fastest" in text for text in texts] == [named] * 3
 
 
-def test_a_lucky_single_run_does_not_win() -> None:
-    lucky, steady = ran(0, [5.0]), ran(1, [8.0, 8.1, 7.9], partition="zigzag")
-    (found,) = verdict.contests([lucky, steady])
-    assert [point.key for point in found.points] == [steady.key]
-
-
 def test_every_problem_has_its_answer() -> None:
     rows = [ran(i, [9.0] * 3, seq_len=1024 * i) for i in range(1, 15)]
     said = verdict.lines(rows)
@@ -85,49 +78,6 @@ def test_errors_are_an_answer_too() -> None:
     assert verdict.lines(rows) == [
         "1 of 2 trials within the error budget; the worst takes 1.50 of it: #7"
     ]
-
-
-def test_the_winner_is_the_same_in_text_table_mlflow_and_figures() -> None:
-    rows = strategies()
-    # Its ratio is the least, its time is not: the machine was slower while it was measured.
-    rows[1] = replace(rows[1], metrics=rows[1].metrics | {"ratio": 0.01, "baseline_ms": 170.0})
-    best = verdict.winners(rows)
-    assert [one.metrics["median_ms"] for one in best] == [17.0, 12.0, 10.0, 13.0]
-    text, note = verdict.lines(rows), description.note(SWEEP, rows, Tracked("", "1", "r"), {}, ())
-    points = data.points(rows)
-    fields = data.strategies(points)
-    for one, line in zip(best, text, strict=True):
-        name = data.strategy(one, fields)
-        assert f"{name} is the fastest" in line
-        assert f"- {line}" in note
-    table = tables.results_table(rows, ("partition",), best)
-    (column,) = [column for column in table.columns if column.header == "median ms"]
-    bold = [str(cell) for cell in column._cells if str(cell.style) == "bold green"]
-    assert bold == ["17.0", "12.0", "10.0", "13.0"]
-    panels, _ = data.panels(points, beside=("seq_len",))
-    for panel in panels:
-        longest = max(point.config["seq_len"] for point in panel.points)
-        (one,) = [
-            one
-            for one in best
-            if one.config["seq_len"] == longest
-            and one.config["direction"] == panel.points[0].config["direction"]
-        ]
-        name = data.strategy(one, fields)
-        assert speedup.bars(panel, fields).names[0] == name
-    drawn = pareto.draw(points)
-    assert drawn is not None
-
-
-def test_replicas_of_the_winner_stand_out_together() -> None:
-    rows = [row(i, timed(5.0 + i), replica=i) for i in range(2)]
-    rows += [row(2 + i, timed(9.0 + i), replica=i, partition="zigzag") for i in range(2)]
-    table = tables.results_table(rows, ("partition",), verdict.winners(rows))
-    (column,) = [column for column in table.columns if column.header == "median ms"]
-    assert [str(cell.style) for cell in column._cells] == ["bold green", "bold green", "", ""]
-    to = console()
-    tables.show(table, to)
-    assert "zigzag" in to.export_text()
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,6 @@ def runs(value: float, count: int, noise: float = 0.1) -> Response:
     return Response((value,), tuple(around))
 
 
-def test_without_runs_a_prediction_is_believed_as_far_as_it_doubts_itself() -> None:
-    found = believe([point("a", 10.0), point("b", 20.0)], {})
-    assert found["b"].mean - found["a"].mean == pytest.approx(math.log(2))
-    assert found["a"].deviation == pytest.approx(0.1)
-
-
 def test_what_all_predictions_err_by_is_shared() -> None:
     """All that was measured took twice its prediction: so will the rest."""
     points = [point(name, at) for name, at in zip("abcd", (10.0, 12.0, 15.0, 20.0), strict=True)]
@@ -54,32 +48,6 @@ def test_predictions_are_trusted_as_far_as_they_prove_right(error: float) -> Non
     assert believe(points, known)["39"].deviation == pytest.approx(error, rel=0.35)
 
 
-def test_without_predictions_runs_alone_count() -> None:
-    points = [point("a", math.inf), point("b", math.inf), point("c", 5.0)]
-    found = believe(points, {"a": runs(10.0, 5), "b": runs(20.0, 5)})
-    assert found["b"].mean - found["a"].mean == pytest.approx(math.log(2), rel=0.05)
-    assert found["c"].deviation > 3 * found["a"].deviation
-
-
-def test_scores_below_zero_keep_their_order() -> None:
-    """Rates are to be maximised, their scores are negative; predictions of them are times."""
-    points = [point("slow", 20.0), point("fast", 10.0), point("other", 10.0)]
-    found = believe(
-        points, {"slow": Response((-3.0,), (-3.0, -3.1)), "fast": Response((-6.0,), (-6, -6.2))}
-    )
-    assert found["fast"].mean < found["slow"].mean
-    assert found["other"].mean == pytest.approx(found["fast"].mean, abs=0.05)
-
-
-def test_a_score_without_runs_is_exact() -> None:
-    points = [point("a", 10.0), point("b", 10.0)]
-    found = believe(points, {"a": Response((11.0,)), "b": Response((11.5,))})
-    assert found["a"].deviation == 0
-    assert found["b"].mean - found["a"].mean == pytest.approx(math.log(11.5 / 11))
-    points, known = [*points, point("c", 12.0)], {"a": Response((11.0,)), "b": Response((11.5,))}
-    assert hopeful(points, known | {"c": Response((12.0,))}) == ["a"]
-
-
 def test_hopeful_points_are_those_that_may_be_the_best() -> None:
     points = [point("far", 30.0), point("near", 11.0), point("best", 10.0), point("failed", 9.0)]
     assert hopeful([*points, point("fast", 5.0)], {"failed": Response(None)}) == [
@@ -98,8 +66,3 @@ def test_a_point_that_is_better_in_another_objective_stays_hopeful() -> None:
     points = [point("fast", 10.0, 5.0), point("small", 30.0, 1.0), point("worse", 30.0, 6.0)]
     known = {one.key: Response((one.predicted[0], one.predicted[1]), (1.0,) * 9) for one in points}
     assert set(hopeful(points, known)) == {"fast", "small"}
-
-
-def test_no_points_are_no_trouble() -> None:
-    assert believe([], {}) == {}
-    assert hopeful([point("a", 1.0)], {"a": Response(None)}) == []

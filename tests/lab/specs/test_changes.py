@@ -47,13 +47,9 @@ def test_the_last_of_several_values_counts_and_the_rest_of_the_file_stays() -> N
     [
         ("problem.seqlen=1", "problem.seqlen: unknown field; did you mean 'seq_len'? valid"),
         ("problem.heads=two", "problem.heads: got 'two', expected an integer from 1 to 1024"),
-        ("problem.heads=[2, x]", "problem.heads: got 'x', expected an integer"),
         ("problem.heads=[", "problem.heads: not valid YAML: "),
         ("problem.heads=&a 2", "problem.heads: '&a': anchors and aliases are not allowed here"),
-        ("problem.heads={a: 1, a: 2}", "problem.heads: given twice"),
-        ("problem.heads.x=1", "problem.heads: got a mapping, expected an integer"),
         ("problem=1", "problem: got 1, expected a mapping with the fields seq_len"),
-        ("problem.heads=", "problem.heads: got nothing, expected an integer"),
     ],
 )
 def test_a_mistake_names_the_option_and_no_line(change: str, says: str) -> None:
@@ -63,37 +59,10 @@ def test_a_mistake_names_the_option_and_no_line(change: str, says: str) -> None:
     assert caught.value.line is None
 
 
-def test_mistakes_of_the_file_keep_their_line() -> None:
-    with pytest.raises(SpecError) as caught:
-        spec.parse(SMALL.replace("heads: 2", "heads: x"), "small.yaml", ["ring.size=y"])
-    assert [one.path for one in caught.value.errors] == ["--set ring.size=y", "small.yaml"]
-    assert caught.value.errors[1].line == 6
-    # Of the plan, which checks what goes together.
-    changed = spec.parse(SMALL, "small.yaml", ["problem.kv_heads=2"])
-    assert str(changed.error("problem.kv_heads", "no")) == (
-        "--set problem.kv_heads=2: problem.kv_heads: no"
-    )
-    assert str(changed.error("problem.heads", "no")) == "small.yaml:6: problem.heads: no"
-
-
-def test_a_section_that_is_replaced_has_no_lines() -> None:
-    changed = spec.parse(SMALL, "small.yaml", ["measure={warmup: 1}"])
-    assert str(changed.error("measure.repeats", "no")) == "small.yaml: measure.repeats: no"
-
-
-@pytest.mark.parametrize(
-    "change", ["problem.heads", "", "=1", ".heads=1", "problem.=1", "a." * 3000 + "a=1"]
-)
+@pytest.mark.parametrize("change", ["problem.heads", "=1", "problem.=1", "a." * 3000 + "a=1"])
 def test_an_option_of_another_form_is_refused(change: str) -> None:
     with pytest.raises(UserError, match="expected FIELD=VALUE such as"):
         spec.parse(SMALL, changes=[change])
-
-
-@pytest.mark.parametrize("text", ["010", "1:30", "0x10", "null", "true", "1e-5", "2026-01-01", ""])
-def test_a_text_stays_a_text_in_the_stored_spec(text: str) -> None:
-    """YAML would read some of them as numbers."""
-    changed = spec.parse(SMALL, changes=[f"tracking.experiment='{text or 'x'}'"])
-    assert spec.parse(changed.source).tracking.experiment == (text or "x")
 
 
 def test_what_is_no_plain_data_is_refused() -> None:

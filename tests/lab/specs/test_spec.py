@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from pydantic import ValidationError
 
-from ringray.base.errors import SpecError, nearest
+from ringray.base.errors import SpecError
 from ringray.lab.specs.domain_fields import Window
 from ringray.lab.specs.model import Spec, json_schema, load, parse
 
@@ -27,72 +25,15 @@ def with_field(section: str, field: str, value: str) -> Spec:
     return parse(f"{LEAST}{section}: {{{field}: {value}}}\n")
 
 
-def test_defaults() -> None:
-    assert parse(LEAST).canonical() == {
-        "version": 1,
-        "name": "least",
-        "kind": "latency",
-        "cluster": None,
-        "ring": {
-            "size": 2,
-            "device": "auto",
-            "placement": "pack",
-            "order": "topology",
-            "threads": 1,
-            "concurrent": 1,
-            "idle_release": 60.0,
-        },
-        "problem": {
-            "seq_len": 64,
-            "batch": 1,
-            "heads": 8,
-            "kv_heads": None,
-            "head_dim": 64,
-            "value_head_dim": None,
-            "softcap": None,
-            "sinks": False,
-            "alibi": False,
-            "dropout_p": None,
-            "quantize": None,
-            "dtype": "bfloat16",
-            "causal": True,
-            "window": None,
-            "chunk": None,
-            "prefix": None,
-            "global_tokens": None,
-            "shared_prefix": None,
-            "documents": None,
-            "direction": "forward+backward",
-            "new_tokens": None,
-        },
-        "strategy": {
-            "partition": "zigzag",
-            "transport": "ring",
-            "backward": "auto",
-            "backend": "auto",
-            "blocks": None,
-        },
-        "measure": {
-            "warmup": 1,
-            "repeats": 5,
-            "replicas": 1,
-            "seed": 0,
-            "baseline": {"name": "sdpa", "threads": 2},
-        },
-        "search": {
-            "method": "grid",
-            "objectives": ["median_ms"],
-            "budget": None,
-            "seed": None,
-        },
-        "limits": {
-            "trial_timeout": None,
-            "retries": 2,
-            "rank_memory": None,
-            "place_timeout": 600.0,
-        },
-        "tracking": {"experiment": "least", "uri": None, "enabled": True},
-    }
+def test_defaults_and_with_them_the_names_of_sweeps_stay() -> None:
+    """A default that changes makes other sweeps of all specs that leave it out."""
+    spec = parse(LEAST)
+    assert spec.digest[:16] == "fca53beed19f91cc"
+    canonical = spec.canonical()
+    assert canonical["limits"] == {
+        "trial_timeout": None, "retries": 2, "rank_memory": None, "place_timeout": 600.0,
+    }  # fmt: skip
+    assert canonical["tracking"] == {"experiment": "least", "uri": None, "enabled": True}
 
 
 @pytest.mark.parametrize(
@@ -103,42 +44,23 @@ def test_defaults() -> None:
         ("problem", "heads", "[8, 4]", (8, 4)),
         ("problem", "heads", "1_000", 1000),
         ("problem", "window", "[null, 0, 17]", (None, 0, 17)),
-        ("problem", "chunk", "[null, 8]", (None, 8)),
-        ("problem", "prefix", "[0, 8]", (0, 8)),
-        ("problem", "global_tokens", "[null, 8]", (None, 8)),
         ("problem", "kv_heads", "[null]", None),
         ("problem", "causal", "[true, no]", (True, False)),
         ("problem", "dtype", "[fp32, bf16, float16]", ("float32", "bfloat16", "float16")),
-        ("problem", "documents", "3", 3),
-        ("ring", "size", "[1, 2, 4, 8]", (1, 2, 4, 8)),
         ("ring", "idle_release", "500ms", 0.5),
         ("ring", "idle_release", "1.5 h", 5400.0),
-        ("ring", "idle_release", "2m", 120.0),
-        ("ring", "idle_release", "7", 7.0),
-        ("ring", "idle_release", "0s", 0.0),
         ("strategy", "partition", "[zigzag, striped]", ("zigzag", "striped")),
-        ("strategy", "blocks", "[null, 512]", (None, 512)),
         (
             "strategy",
             "blocks",
             "'dkv=64x64/4/2, forward=0128x64/8/2'",
             "forward=128x64/8/2,dkv=64x64/4/2",
         ),
-        (
-            "strategy",
-            "blocks",
-            "[null, 512, dq=64x64/4/2/descriptors]",
-            (None, 512, "dq=64x64/4/2/descriptors"),
-        ),
-        ("strategy", "backend", "reference", "reference"),
-        ("search", "objectives", "ratio", ("ratio",)),
         ("search", "objectives", "[ratio, median_ms]", ("ratio", "median_ms")),
         ("measure", "baseline", "null", None),
         ("limits", "trial_timeout", "24h", 86400.0),
         ("tracking", "experiment", "what it is: Ω", "what it is: Ω"),
         ("tracking", "experiment", "null", "least"),
-        ("tracking", "uri", "sqlite:///x.db", "sqlite:///x.db"),
-        ("tracking", "enabled", "false", False),
     ],
 )
 def test_normal_form(section: str, field: str, value: str, normal: object) -> None:
@@ -174,32 +96,6 @@ def test_documents_by_length() -> None:
     assert spec.canonical()["problem"]["documents"][2] == {"lengths": [60, 0, 4]}
 
 
-def test_same_lengths_twice_in_documents_are_no_duplicates() -> None:
-    spec = with_field("problem", "documents", "{lengths: [32, 32]}")
-    assert spec.sweep("problem", "documents")[0].lengths == (32, 32)
-
-
-def test_sweep_is_always_a_tuple() -> None:
-    spec = with_field("problem", "heads", "[4, 8]")
-    assert spec.sweep("problem", "heads") == (4, 8)
-    assert spec.sweep("problem", "batch") == (1,)
-    assert spec.sweep("problem", "window") == (None,)
-    assert spec.sweep("problem", "causal") == (True,)
-
-
-def test_baseline_by_name_alone() -> None:
-    short = with_field("measure", "baseline", "sdpa")
-    assert short.digest == with_field("measure", "baseline", "{name: sdpa, threads: 2}").digest
-
-
-def test_a_spec_does_not_change() -> None:
-    spec = parse(LEAST)
-    with pytest.raises(ValidationError):
-        spec.name = "other"  # type: ignore[misc]
-    with pytest.raises(ValidationError):
-        spec.problem.heads = 3  # type: ignore[misc]
-
-
 def test_source_and_lines(tmp_path: Path) -> None:
     text = "# why\nversion: 1\nname: here\nkind: latency\nproblem:\n  seq_len:\n    - 64\n"
     path = tmp_path / "here.yaml"
@@ -214,22 +110,10 @@ def test_source_and_lines(tmp_path: Path) -> None:
     assert parse(text).path == "<spec>"
 
 
-def test_survives_pickling() -> None:
-    spec = parse(LEAST)
-    again = pickle.loads(pickle.dumps(spec))
-    assert again == spec
-    assert again.digest == spec.digest
-    assert again.line_of("problem.seq_len") == 4
-
-
 class TestDigest:
     """The same measurements, however they are written."""
 
     base = "version: 1\nname: d\nkind: latency\nproblem:\n  seq_len: 64\n  heads: 4\n"
-
-    def test_form(self) -> None:
-        assert len(parse(self.base).digest) == 64
-        assert int(parse(self.base).digest, 16)
 
     @pytest.mark.parametrize(
         "text",
@@ -316,13 +200,6 @@ def test_schema_agrees_with_the_checks() -> None:
     ):
         data = {**yaml.safe_load(LEAST), "strategy": {"blocks": blocks}}
         assert validator.is_valid(data) == valid, blocks
-
-
-def test_nearest() -> None:
-    assert nearest("Zigzga", ["contiguous", "zigzag", "zigzag-token"]) == "zigzag"
-    assert nearest("hexagon", ["contiguous", "zigzag"]) is None
-    assert nearest("", []) is None
-    assert nearest("x" * 10_000_000, ["x"]) is None
 
 
 def test_specs_need_neither_torch_nor_ray() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.base.errors import SpecError, UserError
+from ringray.base.errors import SpecError
 from ringray.lab.kinds import KINDS
 from ringray.lab.specs.model import load, parse
 
@@ -55,52 +54,25 @@ CASES = {
     "negative": Broken("size: 2", "size: -2", 5, "ring.size", "got -2, expected an integer from 1"),
     "too large": Broken("size: 2", "size: 4097", 5, "ring.size", "to 4096"),
     "octal look": Broken("heads: 4", "heads: 010", 8, "problem.heads", "got '010'"),
-    "hexadecimal": Broken("heads: 4", "heads: 0x10", 8, "problem.heads", "got '0x10'"),
-    "huge integer": Broken("heads: 4", "heads: " + "9" * 5000, 8, "problem.heads", "got '999"),
     "true for a number": Broken("heads: 4", "heads: true", 8, "problem.heads", "got true,"),
-    "nothing for a number": Broken("heads: 4", "heads:", 8, "problem.heads", "got nothing,"),
-    "null for a number": Broken("heads: 4", "heads: null", 8, "problem.heads", "got null,"),
-    "mapping for a number": Broken(
-        "heads: 4", "heads: {q: 4}", 8, "problem.heads", "got a mapping, expected an integer"
-    ),
-    "on its own line": Broken("heads: 4", "heads:\n    four", 9, "problem.heads", "got 'four'"),
     "bad suffix": Broken("seq_len: 64", "seq_len: 64q", 7, "problem.seq_len", "got '64q'"),
-    "suffix out of range": Broken("seq_len: 64", "seq_len: 9999M", 7, "problem.seq_len", "2147483"),
-    "suffix where none is meant": Broken("heads: 4", "heads: 4k", 8, "problem.heads", "got '4k'"),
     "word for true": Broken(
         "heads: 4", "causal: maybe", 8, "problem.causal", "got 'maybe', expected true or false"
     ),
     "bad duration": Broken(
         "size: 2", "idle_release: 5 days", 5, "ring.idle_release", "a duration from 0s to 24h"
     ),
-    "endless": Broken("size: 2", "idle_release: .inf", 5, "ring.idle_release", "got .inf"),
-    "not a number": Broken("size: 2", "idle_release: .nan", 5, "ring.idle_release", "got .nan"),
     "too short": Broken(
         "measure:", "limits: {trial_timeout: 10ms}\nmeasure:", 11, "limits.trial_timeout",
         "got '10ms', expected null (2 minutes, or longer if a trial needs it) or a duration from "
         "1s to 24h",
     ),
-    "block too small": Broken(
-        "partition: zigzag", "blocks: 8", 10, "strategy.blocks",
-        "got 8, expected null (tuned or default) or an integer from 16 to 65536 (aten), or blocks",
-    ),
     "quoted block": Broken(
         "partition: zigzag", 'blocks: "64"', 10, "strategy.blocks", "; write it plainly"
-    ),
-    "half a block": Broken(
-        "partition: zigzag", "blocks: forward=128x64", 10, "strategy.blocks",
-        "block config: got '128x64', expected block_m x block_n / warps / stages",
     ),
     "block of no kernel": Broken(
         "partition: zigzag", "blocks: [null, dk=64x64/4/2]", 10, "strategy.blocks",
         "blocks: got 'dk=64x64/4/2', expected forward=..., dq=..., dkv=... once each",
-    ),
-    "endless block": Broken(
-        "partition: zigzag", "blocks: forward=" + "9" * 5000, 10, "strategy.blocks", "500 charac"
-    ),
-    "same blocks under two names": Broken(
-        "partition: zigzag", "blocks: ['dq=64x64/4/2', 'dq=064x64/4/2']", 10, "strategy.blocks",
-        "expected each value once",
     ),
     "version of tomorrow": Broken("version: 1", "version: 2", 1, "version", "got 2, expected 1"),
     # names
@@ -111,43 +83,18 @@ CASES = {
     "unknown partition": Broken(
         "zigzag", "zig-zag", 10, "strategy.partition", "did you mean 'zigzag'?"
     ),
-    "unknown partition in capitals": Broken(
-        "zigzag", "STRIPED", 10, "strategy.partition", "did you mean 'striped'?"
-    ),
     "unknown dtype": Broken(
         "heads: 4", "dtype: float23", 8, "problem.dtype",
         "got 'float23', expected one of float32, bfloat16, float16 or a list of them",
-    ),
-    "nothing like it": Broken(
-        "zigzag", "hexagonal", 10, "strategy.partition",
-        "got 'hexagonal', expected one of auto, contiguous, striped, zigzag, zigzag-token",
-    ),
-    "unknown device": Broken("size: 2", "device: gpu", 5, "ring.device", "one of auto, cpu, cuda"),
-    "unknown placement": Broken(
-        "size: 2", "placement: strict_pack", 5, "ring.placement", "did you mean 'strict-pack'?"
-    ),
-    "unknown metric": Broken(
-        "measure:", "search: {objectives: [median]}\nmeasure:", 11, "search.objectives",
-        "did you mean 'median_ms'?",
-    ),
-    "unknown baseline, short": Broken(
-        "repeats: 3", "baseline: sdp", 12, "measure.baseline.name", "did you mean 'sdpa'?"
     ),
     "baseline is a number": Broken(
         "repeats: 3", "baseline: 3", 12, "measure.baseline",
         "got 3, expected a mapping with the fields name, threads",
     ),
-    "baseline without threads": Broken(
-        "repeats: 3", "baseline:\n    threads: 0", 13, "measure.baseline.threads", "got 0"
-    ),
     "boolean for a name": Broken(
         "name: good", "name: on", 2, "name", "got on (YAML reads it as true), expected a name"
     ),
     "the way out of that": Broken("name: good", "name: yes", 2, "name", "put it in quotes"),
-    "number for a name": Broken("name: good", "name: 12", 2, "name", "put it in quotes"),
-    "spaces in a name": Broken("name: good", "name: a b", 2, "name", "got 'a b', expected a name"),
-    "path in a name": Broken("name: good", "name: ../x", 2, "name", "got '../x'"),
-    "long name": Broken("name: good", "name: " + "n" * 65, 2, "name", "up to 64"),
     "line break in a name": Broken("name: good", 'name: "a\\n"', 2, "name", r"got 'a\n'"),
     # fields
     "unknown field": Broken(
@@ -161,26 +108,11 @@ CASES = {
     "field without its section": Broken(
         "ring:\n  size: 2", "heads: 2", 4, "heads", "did you mean 'problem.heads'?"
     ),
-    "unknown field, nothing like it": Broken(
-        "size: 2", "colour: red", 5, "ring.colour", "unknown field; valid: size, device,"
-    ),
-    "boolean for a field": Broken("size: 2", "on: 2", 5, "ring.on", "unknown field"),
     "missing name": Broken("name: good\n", "", 1, "name", "missing, expected a name"),
     "missing field": Broken("seq_len: 64\n  ", "", 6, "problem.seq_len", "missing, expected"),
-    "missing section": Broken(
-        "problem:\n  seq_len: 64\n  heads: 4\n", "", 1, "problem.seq_len", "missing"
-    ),
     "given twice": Broken(
         "heads: 4", "heads: 4\n  heads: 8", 9, "problem.heads", "given twice, first on line 8"
     ),
-    "section given twice": Broken(
-        "measure:", "ring: {}\nmeasure:", 11, "ring", "given twice, first on line 4"
-    ),
-    "empty section": Broken(
-        "ring:\n  size: 2", "ring:", 4, "ring", "got nothing, expected a mapping with the field"
-    ),
-    "list for a section": Broken("ring:\n  size: 2", "ring: [2]", 4, "ring", "got a list,"),
-    "list for a name": Broken("name: good", "name: [a, b]", 2, "name", "got a list,"),
     "list as a field name": Broken("size: 2", "? [a]\n  : 2", 5, "ring", "key is not a plain name"),
     # sweeps
     "empty sweep": Broken("heads: 4", "heads: []", 8, "problem.heads", "got an empty list,"),
@@ -191,45 +123,25 @@ CASES = {
     "twice in a sweep": Broken(
         "heads: 4", "heads: [4, 8, 4]", 8, "problem.heads", "got 4, expected each value once"
     ),
-    "twice under two names": Broken(
-        "heads: 4", "dtype: [fp32, float32]", 8, "problem.dtype", "expected each value once"
-    ),
-    "list in a list": Broken("heads: 4", "heads: [[4]]", 8, "problem.heads", "got a list,"),
     "sweep of a single value": Broken(
         "repeats: 3", "repeats: [3, 5]", 12, "measure.repeats", "got a list, expected an integer"
     ),
-    "sweep of devices": Broken("size: 2", "device: [cpu, cuda]", 5, "ring.device", "got a list"),
     # documents
-    "no documents": Broken("heads: 4", "documents: 0", 8, "problem.documents", "got 0,"),
     "documents without lengths": Broken(
         "heads: 4", "documents: {}", 8, "problem.documents.lengths", "expected a list of lengths"
-    ),
-    "documents misspelt": Broken(
-        "heads: 4", "documents: {length: [64]}", 8, "problem.documents.length", "only the field"
     ),
     "negative document": Broken(
         "heads: 4", "documents: {lengths: [65, -1]}", 8, "problem.documents.lengths", "got -1"
     ),
-    "documents in a list": Broken(
-        "heads: 4", "documents: [null, {lengths: [x]}]", 8, "problem.documents", "got 'x'"
-    ),
     # YAML itself
     "tab": Broken("  size: 2", "\tsize: 2", 5, None, "indent with spaces, not tabs"),
     "unclosed list": Broken("size: 2", "size: [2", 6, None, "not valid YAML"),
-    "unclosed quote": Broken("name: good", 'name: "good', 13, None, "not valid YAML"),
-    "bad indent": Broken("  heads: 4", " heads: 4", 8, None, "not valid YAML"),
     "anchor": Broken("size: 2", "size: &s 2", 5, None, "'&s': anchors and aliases are not allowed"),
-    "alias": Broken("size: 2", "size: *s", 5, None, "'*s': anchors and aliases are not allowed"),
-    "merge key": Broken("size: 2", "<<: {size: 2}", 5, "ring.<<", "unknown field"),
     "tag": Broken("size: 2", "size: !!int 2", 5, None, "tag '!!int': tags are not allowed"),
-    "python tag": Broken(
-        "size: 2", "size: !!python/object/apply:os.system [id]", 5, None, "tags are not allowed"
-    ),
     "second document": Broken("measure:", "---\nmeasure:", 11, None, "a spec is one document"),
     "control character": Broken("name: good", "name: go\x07d", 2, None, "0x07 is not allowed"),
     "deep": Broken("size: 2", "size: " + "[" * 5000, 5, None, "nested deeper than 20 levels"),
     "beyond Unicode": Broken("name: good", 'name: "\\Uffffffff"', 2, None, "not valid YAML"),
-    "half a character": Broken("size: 2", '"\\ud800": 2', 5, "ring", "key is not a plain name"),
 }  # fmt: skip
 
 
@@ -316,22 +228,8 @@ class TestFiles:
         (tmp_path / "experiments" / "quickstart.yaml").write_text(GOOD)  # their own comes first
         assert load("experiments/quickstart.yaml").name != "quickstart"
 
-    def test_missing_folder(self, tmp_path: Path) -> None:
-        assert self.failure(tmp_path / "none" / "x.yaml").message == "no such file"
-
-    def test_below_a_file(self, tmp_path: Path) -> None:
-        (tmp_path / "x").write_text(GOOD)
-        assert "cannot be read" in self.failure(tmp_path / "x" / "y.yaml").message
-
     def test_directory(self, tmp_path: Path) -> None:
         assert "is a directory" in self.failure(tmp_path).message
-
-    @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-    def test_unreadable(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.yaml"
-        path.write_text(GOOD)
-        path.chmod(0)
-        assert "cannot be read: permission denied" in self.failure(path).message
 
     def test_not_text(self, tmp_path: Path) -> None:
         path = tmp_path / "x.yaml"
@@ -340,16 +238,7 @@ class TestFiles:
         assert error.line == 2
         assert "0xff is not UTF-8" in error.message
 
-    def test_nul_in_the_name(self) -> None:
-        assert "cannot be read" in self.failure("x\0y.yaml").message
-
     def test_huge(self, tmp_path: Path) -> None:
         path = tmp_path / "x.yaml"
         path.write_text(GOOD + "#" * (1 << 20))
         assert "larger than 1 MiB" in self.failure(path).message
-
-    def test_endless(self) -> None:
-        assert "larger than 1 MiB" in self.failure("/dev/zero").message
-
-    def test_is_the_users_error(self, tmp_path: Path) -> None:
-        assert isinstance(self.failure(tmp_path), UserError)

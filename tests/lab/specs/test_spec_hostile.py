@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -20,47 +21,12 @@ if TYPE_CHECKING:
 LEAST = "version: 1\nname: least\nkind: latency\nproblem: {seq_len: 64}\n"
 
 # Text that is nearly a spec: fragments that mean something to YAML or to a spec, in any order.
-FRAGMENTS = st.sampled_from(
-    [
-        *("version: 1", "name: a", "kind: latency", "problem:", "seq_len: 64", "heads", "strategy"),
-        *("measure: {baseline: ", "ring: {size: ", "documents: {lengths: [", "tracking", "64k"),
-        *(
-            ": ",
-            ":",
-            "\n",
-            "\n  ",
-            "\n    ",
-            "- ",
-            "[",
-            "]",
-            "{",
-            "}",
-            ",",
-            "'",
-            '"',
-            "|",
-            ">",
-            "? ",
-        ),
-        *(
-            "8",
-            "-1",
-            "0x1F",
-            "1e9",
-            ".inf",
-            ".nan",
-            "1:30",
-            "2001-01-01",
-            "null",
-            "~",
-            "true",
-            "no",
-        ),
-        *("&a ", "*a", "!!int ", "!x", "!!python/name:os", "<<", "# c", "---", "...", "%YAML 1.1"),
-        *("%TAG ! x", "\t", "\x00", "\x85", "\ufeff", "\U0001f600", "\\", "\\u0000", "\\U99999999"),
-        *("@", "`", "="),
-    ]
-)
+WORDS = """version: 1|name: a|kind: latency|problem:|seq_len: 64|heads|strategy|tracking|64k
+measure: {baseline: |ring: {size: |documents: {lengths: [|: |:|- |[|]|{|}|,|'|"|>|? |8|-1|0x1F|1e9
+.inf|.nan|1:30|2001-01-01|null|~|true|no|&a |*a|!!int |!x|!!python/name:os|<<|# c|---|...|%YAML 1.1
+%TAG ! x|@|`|="""
+OTHERS = ["\n", "\n  ", "\n    ", "|", "\t", "\x00", "\x85", "\ufeff", "\U0001f600", "\\"]
+FRAGMENTS = st.sampled_from([*re.split(r"[|\n]", WORDS), *OTHERS, "\\u0000", "\\U99999999"])
 ALMOST = st.lists(FRAGMENTS, max_size=30).map("".join)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -89,19 +55,13 @@ def told(text: str) -> Spec | None:
 
 
 @given(ALMOST | st.text())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_text(text: str) -> None:
     told(text)
 
 
-@given(ALMOST)
-@settings(max_examples=200, deadline=None)
-def test_any_text_after_a_spec(text: str) -> None:
-    told(LEAST + text)
-
-
 @given(st.sampled_from(FIELDS), VALUES)
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_value_in_any_field(place: tuple[str, str], value: object) -> None:
     section, field = place
     data = yaml.safe_load(LEAST)
@@ -139,14 +99,6 @@ def test_billion_laughs() -> None:
 @pytest.mark.parametrize("piece", ["[", "{a: ", "- ", "? ", '"', "a:\n", "'", "&", "!", "|\n"])
 def test_a_great_deal_of_one_thing(piece: str) -> None:
     assert told(piece * (200_000 // len(piece))) is None
-
-
-def test_wide() -> None:
-    wide = ", ".join(str(n) for n in range(1, 20_000))
-    spec = parse(LEAST.replace("64", f"[{wide}]"))
-    assert len(spec.sweep("problem", "seq_len")) == 19_999
-    with pytest.raises(SpecError, match="got 1, expected each value once"):
-        parse(LEAST.replace("64", f"[{wide}, 1]"))
 
 
 @pytest.mark.parametrize("code", ["\\e[2J", "\\x9b1m", "\\u202e", "\\u2028", "\\x7f", "\\a", "\\n"])

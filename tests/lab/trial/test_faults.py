@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from ringray.base.errors import PeerError
-from ringray.comm.batch import WaitScope
-from ringray.instruments.progress import HERE, Progress, stacks, tail_of
 from ringray.lab.plan import plan
-from ringray.lab.ring.memory_limit import in_use
 from ringray.lab.specs import model as spec
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
@@ -40,15 +35,10 @@ GPU = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capaci
     [
         (RuntimeError(CPU), "out-of-memory", False),
         (OutOfMemoryError(GPU), "out-of-memory", False),
-        (MemoryError(), "out-of-memory", False),
         (OSError(12, "Cannot allocate memory"), "out-of-memory", False),
-        (RuntimeError("std::bad_alloc"), "out-of-memory", False),
-        (RuntimeError("CUDA error: out of memory"), "out-of-memory", False),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out-of-memory", False),
         (DistBackendError("NCCL error: Cuda failure 2 'out of memory'"), "out-of-memory", False),
         (compiler("triton.compiler.errors", "CompilationError"), "compile-error", False),
-        (compiler("triton.runtime.errors", "OutOfResources"), "compile-error", False),
-        (compiler("torch._dynamo.exc"), "compile-error", False),
         (compiler("torch._inductor.exc"), "compile-error", False),
         (RuntimeError("[127.0.0.1]:4711: Connection closed by peer"), "connection-lost", True),
         (RuntimeError("Timed out waiting 60000ms for recv operation"), "connection-lost", True),
@@ -56,19 +46,11 @@ GPU = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capaci
         (PeerError("another rank", "out-of-memory"), "out-of-memory", True),
         (ValueError("heads: got 3"), "user-error", False),
         (RuntimeError("something else"), "error", False),
-        (ZeroDivisionError("division by zero"), "error", False),
     ],
 )
 def test_exceptions_have_kinds(error: Exception, kind: str, secondhand: bool) -> None:
     found = faults.of_exception(error, 3)
     assert (found.kind, found.secondhand, found.ranks) == (kind, secondhand, (3,))
-
-
-def test_an_error_of_a_compiler_counts_wherever_it_was_wrapped() -> None:
-    outer = RuntimeError("a pass failed")
-    outer.__cause__ = compiler("triton.compiler.errors")
-    outer.__cause__.__cause__ = outer  # who knows
-    assert faults.of_exception(outer, 0).kind == "compile-error"
 
 
 @pytest.mark.parametrize(
@@ -129,13 +111,6 @@ def test_one_line_for_the_user() -> None:
     assert "\n" not in faults.of_exception(RuntimeError("a\nb\n\nc"), 0).message
 
 
-def test_it_is_recorded_as_json() -> None:
-    fault = Fault("rank-died", "killed", (1, 2), log=("last words",))
-    assert json.loads(json.dumps(fault.as_dict())) == {
-        "kind": "rank-died", "message": "killed", "ranks": [1, 2], "log": ["last words"],
-    }  # fmt: skip
-
-
 def test_logs_lose_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "hush-hush-hush")
     text = ":job_id:01\n\n\x1b[31mfetching\x1b[0m http://me:pw@host/\nwith hush-hush-hush\n"
@@ -192,19 +167,6 @@ def test_deadlines_follow_the_plan() -> None:
     assert until("1M", timeout="2h") == 7200
 
 
-@pytest.mark.parametrize("kind", ["latency", "correctness", "overlap"])
-@pytest.mark.parametrize(
-    ("timeout", "seconds", "words"),
-    [("5s", 5.0, "5.0 s"), ("30m", 1800.0, "30:00"), ("24h", 86400.0, "24:00:00")],
-)
-def test_a_limit_that_was_written_wins_over_predictions(
-    kind: str, timeout: str, seconds: float, words: str
-) -> None:
-    for seq_len in (64, "4k"):
-        end = deadline(seq_len, timeout, kind, written=True)
-        assert end == (seconds, f"limits.trial_timeout: {words}")
-
-
 def test_other_limits_are_named() -> None:
     """Also those of a plan, which has a default where the spec has none."""
     assert deadline("64", "2h").limit.startswith("50 × the predicted ")
@@ -218,53 +180,3 @@ def test_other_limits_are_named() -> None:
         made = plan.build(spec.parse(text + limits))
         first = made.trials[0]
         assert plan.deadline(first, first.config, made.spec.limits).limit.startswith(start)
-
-
-def test_a_rank_tells_how_far_it_is() -> None:
-    here = Progress()
-    assert str(here) == ""
-    here.enter("inputs")
-    here.enter("repeat 3")
-    here.hop = "forward, step 1"
-    copy = here.now()
-    here.enter("repeat 4")
-    assert (str(copy), str(here)) == ("repeat 3, forward, step 1", "repeat 4")
-
-
-def test_a_rank_tells_that_it_waits() -> None:
-    HERE.enter("inputs")
-    copy = HERE.now()
-    with WaitScope("a hop"):
-        assert HERE.waiting
-        assert not copy.waiting
-    assert not HERE.waiting
-    with pytest.raises(ZeroDivisionError), WaitScope("a hop"):
-        _ = 1 / 0
-    assert HERE.waiting, "what failed while waiting still shows"
-    HERE.enter("")
-
-
-def test_stacks_are_those_of_the_others() -> None:
-    import threading
-
-    told: list[str] = []
-    beside = threading.Thread(target=lambda: told.append(stacks()))
-    beside.start()
-    beside.join()
-    assert "test_stacks_are_those_of_the_others" in told[0]
-    assert "stacks()" not in told[0].split("thread MainThread")[0]
-
-
-def test_the_end_of_a_log(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    path = tmp_path / "log"
-    path.write_bytes(b"\xff" + b"x" * 10000 + b"end")
-    assert tail_of(str(path)).endswith("xend")
-    assert len(tail_of(str(path))) == 8192
-    assert tail_of(str(tmp_path / "none")) == ""
-
-
-def test_memory_in_use_follows_what_is_taken() -> None:
-    before = in_use()
-    held = bytearray(64 << 20)
-    assert in_use() - before >= 60 << 20
-    del held

@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 
 from ringray.lab.trial import machine_load
-from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.machine_load import Watch
-from ringray.lab.trial.measurement import RankReport, summarise
-from ringray.lab.trial.metrics import of_group
-from tests.support.tracking_store import config
 
 
 @pytest.fixture
@@ -44,12 +40,6 @@ def test_cpu_time_is_told_from_waiting(clock: list[float]) -> None:
     assert 75 <= worked["cpu_percent"] < 110
     assert 0 <= waited["host_cpu_percent"] <= 100
     assert 10 << 20 < worked["rss_bytes"] < 16 << 30
-
-
-def test_a_short_trial_has_the_same_metrics_as_a_long_one() -> None:
-    found = Watch().stop()
-    assert set(found) == {"cpu_percent", "host_cpu_percent", "rss_bytes", "niceness"}
-    assert 0 <= found["host_cpu_percent"] <= 100
 
 
 class FakeNvml:
@@ -112,21 +102,3 @@ def test_without_nvml_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(machine_load, "_gpu", cache(machine_load._gpu.__wrapped__))
     assert not [name for name in Watch("GPU-1").stop() if name.startswith("gpu")]
-
-
-def test_ranks_become_one() -> None:
-    ranks = [
-        {"cpu_percent": 90.0, "host_cpu_percent": 80.0, "rss_bytes": 5.0, "gpu_clock_mhz": 1700.0},
-        {"cpu_percent": 70.0, "host_cpu_percent": 95.0, "rss_bytes": 9.0},
-    ]
-    reports = [
-        RankReport(
-            rank, [0.1], values={"wait_ms": [0.0]} | {name: [one] for name, one in load.items()}
-        )
-        for rank, load in enumerate(ranks)
-    ]
-    metrics, _ = summarise(TrialConfig.from_dict(config(0)), 10**9, reports)
-    assert {name: metrics[name] for name in of_group("load") if name in metrics} == {
-        "cpu_percent": 80.0, "host_cpu_percent": 95.0, "rss_bytes": 9.0,
-    }  # fmt: skip
-    assert metrics["median_ms"] == 100.0

@@ -44,11 +44,6 @@ def test_a_new_metric_of_a_kind_is_one_line_of_the_table(monkeypatch: pytest.Mon
     assert together([metrics, {"stall_ms": 2.0}])["stall_ms"] == 2.0
 
 
-def test_a_metric_that_a_rank_lacks_is_left_out() -> None:
-    reports = [RankReport(0, [0.1], values={"wait_ms": [1.0]}), RankReport(1, [0.1])]
-    assert "wait_ms" not in summarise(TrialConfig.from_dict(config(0)), 10**9, reports)[0]
-
-
 def test_what_was_measured_is_compared_with_what_was_predicted() -> None:
     predicted = {"time_ms": 10.0, "peak_memory_bytes": 50}
     metrics = {"median_ms": 12.0, "peak_memory_bytes": 49.0}
