@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.lab.predict import hardware
 from tests.support.records import CPU, MIB, ROOT, gpu_lines, page, rows
 
 if TYPE_CHECKING:
@@ -39,24 +38,6 @@ def test_rates_on_a_gpu_are_those_of_the_records(path: str) -> None:
         for title, rounded in table.items():
             row = " | ".join(map(str, [title, *rounded]))
             assert row in text, row
-
-
-def share_of_the_table() -> list[str]:
-    """Returns ringray's rates on an H100 over those of the table of hardware, full at 16k."""
-    lines = {
-        line["case"]: line["tflops"]
-        for line in gpu_lines("gpu-h100.defaults.jsonl")
-        if line["contender"] == "ringray"
-    }
-    curves = {
-        curve.direction: curve.rates[16384] / 1e12
-        for curve in hardware.table()["h100"].attention
-        if (curve.head_dim, curve.causal) == (128, False)
-    }
-    return [
-        f"{lines[f'{way}/full/16k/d128/h16/bf16'] / curves[way]:.0%}"
-        for way in ("forward", "backward")
-    ]
 
 
 def correctness() -> list[str]:
@@ -120,13 +101,6 @@ def published(group: str) -> list[str]:
     return [figure for median, _, ninth, fast in lines for figure in (median, ninth, fast)]
 
 
-def pairs() -> list[str]:
-    lines = [line for line in rows("published.json") if "pairs of rivals" in line]
-    (every, *ours), (_, *null) = (re.findall(r"\d+", line) for line in lines)
-    order = ([count[0], count[2], count[1]] for count in (ours, null))  # reversed ones last
-    return [every, *(number for counts in order for number in counts)]
-
-
 def alarms() -> list[str]:
     """Returns the largest share of comparisons of A with A that show a change, in percent."""
     shares = [re.search(r"alarms ([\d.]+)%", line) for line in rows("compare.answers.json")]
@@ -142,24 +116,6 @@ def figure(name: str, title: str) -> str:
     """Returns the first number of the line that begins with a title."""
     (line,) = [line for line in rows(f"{CPU}.{name}.json") if line.startswith(f"{title} ")]
     return re.findall(r"[\d.,]+%?", line.removeprefix(title))[0]
-
-
-def throttled(strategy: str, mbit: str) -> str:
-    """Returns the milliseconds of a strategy in the last problem."""
-    lines = rows(f"{CPU}.throttled.json")
-    first = lines.index(f"{mbit} Mbit/s, 3,072 tokens, 4 K/V heads, bfloat16, forward+backward")
-    (line,) = [x for x in lines[first : first + 13] if x.startswith(f"  {strategy} ")]
-    return f"{float(line.split()[2]):.0f}"
-
-
-def over_links() -> list[str]:
-    """Returns times of the best Ulysses and of the zigzag ring, on the slow link and the faster."""
-    return [
-        throttled("contiguous ulysses", "200"),
-        throttled("zigzag ring", "200"),
-        throttled("zigzag ring", "1,000"),
-        throttled("striped ulysses", "1,000"),
-    ]
 
 
 FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
@@ -207,17 +163,6 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
             ("memory per rank", "largest", "median_memory_error", "worst_memory_error"),
         )
     ),
-    (
-        "docs/prediction.md",
-        "median error {}, 90th percentile {}; the choice is the fastest",
-        lambda: [figure("throttled", name) for name in ("median error", "p90 error")],
-    ),
-    (
-        "docs/prediction.md",
-        """Ulysses at 200 Mbit/s ({} ms against {} ms of a zigzag ring), the zigzag ring at 1,000
-        Mbit/s ({} ms against {} ms)""",
-        over_links,
-    ),
     *(
         ("docs/hardware.md", f"| {title} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |", figures)
         for title, figures in (
@@ -227,23 +172,12 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
             ("84 others", lambda: published("others")),
         )
     ),
-    (
-        "docs/hardware.md",
-        """of {} pairs of rivals whose published figures differ by more than 3%, it has {} in
-        order, {} as equal and {} reversed; the null model has {}, {} and {}.""",
-        pairs,
-    ),
     ("docs/compare.md", "slower or faster, in at most {}%.", alarms),
     ("docs/compare.md", "| 1% | 5% | {} | {} | {} |", lambda: slower_sweeps("1%")),
     (
         "docs/compare.md",
         "| half of the points 12%, half 1% | 10% | {} | {} | {} |",
         lambda: slower_sweeps("half 12%"),
-    ),
-    (
-        "docs/hardware.md",
-        "ringray's own on another {} forward and {} backward (16k tokens, full;",
-        share_of_the_table,
     ),
 )
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import yaml
 
 import ringray
 from ringray import transport
@@ -20,21 +19,18 @@ from ringray.lab.cluster import (
     access,
     connect,
     embedded,
-    job_package,
     job_server,
     jobs,
-    placement_wait,
     watch,
 )
 from ringray.lab.plan import limits, plan
 from ringray.lab.predict import advise, fitting
-from ringray.lab.ring import group, links, monitor
+from ringray.lab.ring import group, monitor
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.specs import yaml_source
 from ringray.lab.specs.fields import Fields
 from ringray.lab.specs.model import Spec
-from ringray.lab.store import feed
-from ringray.lab.tracking import location, tracker, worker
+from ringray.lab.tracking import location, tracker
 from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.traffic import occupancy, walk
 from ringray.traffic.geometry import Layout
@@ -48,7 +44,6 @@ if TYPE_CHECKING:
 
     from ringray.traffic.walk import Costs
 
-GIB = 1 << 30
 BF16 = walk.costs(2, 1, 32, 8, 128)
 # Options that pages name of programs of others.
 FOREIGN = {"--app-name", "--allowed-hosts", "--build-arg", "--dashboard-host", "--num-cpus"}
@@ -74,23 +69,10 @@ def rows(partition: str, window: int | None = None) -> int:
     return int(sent.chunk_rows)
 
 
-def gigabytes(partition: str, name: str, global_tokens: int | None = 4) -> str:
-    mask = Mask(1 << 20, window=4096, global_tokens=global_tokens)
-    planned = walks(partition, mask, 8, name)
-    sent = planned.forward.sent("forward").bytes(BF16.forward)
-    return f"{(sent + planned.backward.sent('backward').bytes(planned.backward_weights)) / GIB:.1f}"
-
-
 def chunks(name: str, *, causal: bool = False) -> float:
     layout = Layout("zigzag", 1 << 12, 8)
     moved = walks("zigzag", Mask(1 << 12, causal=causal), 8, name).forward
     return float(occupancy.walked(moved, layout.rows, backward=False).chunks.max()) / layout.rows
-
-
-def sent_of_global_tokens() -> list[str]:
-    order = ("contiguous", "ring"), ("zigzag", "ring"), ("zigzag", "allgather")
-    assert gigabytes("contiguous", "allgather") == gigabytes("contiguous", "ring")
-    return [*(gigabytes(*one) for one in order), gigabytes("zigzag", "ring", None)]
 
 
 @pytest.mark.parametrize(
@@ -109,20 +91,6 @@ def test_a_causal_ring_holds_half_a_chunk_more() -> None:
     assert "half a chunk more in a causal zigzag ring" in text("docs/transports.md")
 
 
-def test_bytes_of_a_position_are_those_of_the_page() -> None:
-    page = text("docs/transports.md")
-    for itemsize, heads, kv_heads, dim in ((2, 8, 2, 64), (4, 8, 8, 128)):
-        costs = walk.costs(itemsize, 1, heads, kv_heads, dim)
-        there, back = costs.planned, costs.query_side
-        assert there.chunk + there.sums == 2 * kv_heads * dim * (itemsize + 4)
-        assert back.chunk + back.sums == heads * (dim * (2 * itemsize + 4) + 8)
-    assert "| 2·Hkv·D·(itemsize + 4) bytes |" in page
-    assert "| Hq·(D·(2·itemsize + 4) + 8) bytes |" in page
-    eight = walk.costs(2, 1, 8, 1, 64, 32, quantized=True).forward.chunk
-    assert eight == 64 + 32 + 8
-    assert "a row of K and V takes D + Dv + 8 bytes per head" in text("docs/models.md")
-
-
 def test_causal_shares_are_those_of_the_table() -> None:
     whole = 4 * 3 * 16
     assert (rows("contiguous"), rows("zigzag")) == (whole / 2, whole * 3 / 4)
@@ -134,11 +102,6 @@ def test_causal_shares_are_those_of_the_table() -> None:
 # Numbers in sentences
 
 WORDS = {0.5: "half a second", 2.0: "twice", 4: "four"}
-
-
-def size_of_a_job() -> list[str]:
-    with job_package.packed() as shipment:
-        return [f"{shipment.size / 1e6:.0f}"]
 
 
 def deadlines() -> list[object]:
@@ -156,22 +119,10 @@ STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
     ),
     (
         "docs/design.md",
-        """contiguous {} GiB by `ring` and by `allgather`, zigzag {} and {}. Other masks send one
-        hull per chunk: that window alone takes {} GiB in zigzag by `ring`""",
-        sent_of_global_tokens,
-    ),
-    (
-        "docs/design.md",
         "At most {} problems are kept, of {} million positions together",
         lambda: [arguments.MOST_PROBLEMS, arguments.MOST_POSITIONS >> 20],
     ),
-    (
-        "docs/jobs.md",
-        "Both packages and the spec are sent, about {} MB that Ray does not compress,",
-        size_of_a_job,
-    ),
     ("docs/jobs.md", "It has {} s for that.", lambda: [jobs.STOP_WAIT_S]),
-    ("docs/jobs.md", "`no answer from URL for {} s`", lambda: [jobs.LOST_S]),
     (
         "docs/faults.md",
         """asks every {} s, so shorter trials are not asked at all. {} s without an answer is a
@@ -227,20 +178,11 @@ STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
         "| {} (embedded) or {}, and {} to end in order |",
         lambda: [watch.LOOK_S, watch.LOST_S, watch.END_S],
     ),
-    ("docs/faults.md", "of which the last {} stay", lambda: [embedded.LOGS]),
-    ("docs/cluster.md", "no nodes for the group for {} s", lambda: [placement_wait.NEVER_S]),
-    (
-        "docs/cluster.md",
-        "messages grow until their bytes take {} ms",
-        lambda: [links.PAIR_S / 16 * 1000],
-    ),
-    ("docs/cluster.md", "passes no messages for {} s", lambda: [links.PATIENCE_S]),
     (
         "docs/mlflow.md",
         "gives up after {} s in which every call fails, or after {} s plus {} per trial",
         lambda: [tracker.PATIENCE_S, tracker.FINISH_S, WORDS[tracker.PER_TRIAL_S]],
     ),
-    ("docs/mlflow.md", "no answer within {} s", lambda: [tracker.REQUEST_S]),
     ("docs/prediction.md", "the newest {} trials of the store", lambda: [fitting.NEWEST]),
     ("docs/prediction.md", "With fewer than {} such trials", lambda: [fitting.LEAST]),
     ("docs/advise.md", "{}% of a device's memory can be used", lambda: [100 * advise.USABLE]),
@@ -251,12 +193,6 @@ STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
         lambda: [yaml_source.MAX_DEPTH, yaml_source.MAX_BYTES >> 20],
     ),
     ("docs/security.md", "at most {:,} points per plan", lambda: [limits.MOST_POINTS]),
-    ("docs/watch.md", "looked at {} a second", lambda: [WORDS[1 / feed.POLL_S]]),
-    (
-        "docs/mlflow.md",
-        "Up to {} trials are written to a server at a time",
-        lambda: [WORDS[worker.WRITERS]],
-    ),
 )
 
 
@@ -346,11 +282,3 @@ def test_metrics_in_mlflow_are_those_of_the_table() -> None:
     }
     loads = of_group("load")
     assert named == {f"system/{name}" if name in loads else name for name in METRICS}
-
-
-def test_prometheus_reads_the_file_that_its_page_names() -> None:
-    file = "/tmp/ray/prom_metrics_service_discovery.json"  # of Ray: tests/chaos/test_metrics.py
-    prometheus = yaml.safe_load((REPOSITORY / "cluster" / "prometheus.yaml").read_text())
-    (config,) = prometheus["scrape_configs"]
-    assert config["file_sd_configs"][0]["files"] == [file]
-    assert f"`{file}`" in text("docs/metrics.md")

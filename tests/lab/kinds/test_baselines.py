@@ -21,9 +21,7 @@ from ringray.lab.kinds import latency
 from ringray.lab.kinds.base import RankContext, visible
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import plan
-from ringray.lab.report import words
 from ringray.lab.specs import model as spec
-from ringray.lab.trial.measurement import RankReport, summarise
 from tests.support.point import point
 from tests.support.ranks import on_ring
 
@@ -147,22 +145,3 @@ def sdpa_within_the_block_only(rank: int, size: int) -> None:
 
 def test_on_a_ring() -> None:
     on_ring(2, (shards_of_every_rank, sdpa_within_the_block_only))
-
-
-def test_the_slowest_rank_counts() -> None:
-    reports = [
-        RankReport(0, seconds=[1.0, 2.0], baseline_seconds=[2.0, 1.0]),
-        RankReport(1, seconds=[3.0, 1.0], baseline_seconds=[1.0, 4.0]),
-    ]
-    _, samples = summarise(point(ring_size=2, repeats=2), 1, reports)
-    assert samples["baseline_ms"] == [2000.0, 4000.0]
-    assert samples["ratio"] == [1.5, 0.5]
-
-
-def test_words() -> None:
-    alone = {"baseline": "sdpa", "baseline_threads": 2}
-    assert words.baseline(alone) == "SDPA with 2 threads"
-    assert words.baseline(alone, where=True) == "SDPA in one process with 2 threads"
-    ring = {"baseline": "ring-flash-attn", "baseline_threads": None}
-    assert words.baseline(ring, where=True) == "ring-flash-attn on the same ring"
-    assert words.baseline({"baseline": "of-a-later-version"}) == "of-a-later-version"

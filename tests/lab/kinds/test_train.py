@@ -15,11 +15,9 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
 from ringray.base.errors import SpecError
-from ringray.lab.plan.plan import build, deadline
+from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import parse_fleet
-from ringray.lab.ring.actor import Rank
 from ringray.lab.specs.model import parse
-from ringray.lab.trial.faults import BudgetError, stale
 from ringray.lab.trial.training import from_config
 from ringray.training.recipe import Degrees
 from tests.support import place as drive
@@ -66,34 +64,11 @@ def test_a_plan_counts_steps_of_the_whole_model() -> None:
     assert 2e9 < trial.predicted.peak_memory_bytes < 80e9
 
 
-def test_replicas_of_a_training_are_seeds() -> None:
-    made = build(parse(spec(more="measure: {replicas: 3, seed: 5}")))
-    assert [from_config(trial.config)[2].seed for trial in made.runnable] == [5, 6, 7]
-
-
-def test_an_examination_takes_time_and_may_be_waited_for() -> None:
-    def trial(train: str, kind: str = "retrieval") -> Any:
-        text = spec(steps=2, train=train).replace("kind: train", f"kind: {kind}")
-        made = build(parse(text + "limits: {trial_timeout: 24h}"))
-        made.spec.limits.model_fields_set.discard("trial_timeout")  # as if it were the default
-        (one,) = made.runnable
-        return deadline(one, one.config, made.spec.limits).seconds, one.measuring_s
-
-    plain, short, long = trial("", "train"), trial(""), trial(", examined: 64k")
-    assert plain[1] < short[1] < long[1] / 100
-    assert plain[0] <= short[0] < long[0]
-    assert long[0] > 10 * long[1]
-
-
 @pytest.mark.parametrize(
     ("more", "field", "instead"),
     [
         ("measure: {repeats: 9}", "measure.repeats", "training.steps"),
-        ("measure: {warmup: 2}", "measure.warmup", "0"),
-        ("measure: {baseline: ring-flash-attn}", "measure.baseline", "null"),
         ("problem: {seq_len: 256, heads: [12, 64]}", "problem.heads", "training.heads"),
-        ("problem: {seq_len: 256, kv_heads: 1}", "problem.kv_heads", "training.kv_heads"),
-        ("problem: {seq_len: 256, head_dim: 32}", "problem.head_dim", "training.head_dim"),
     ],
 )
 def test_what_a_training_does_not_read_is_refused(more: str, field: str, instead: str) -> None:
@@ -104,54 +79,22 @@ def test_what_a_training_does_not_read_is_refused(more: str, field: str, instead
     assert field in str(told.value)
 
 
-def test_a_budget_belongs_to_the_identity_of_a_training() -> None:
-    texts = [spec(more=f"limits: {{rank_memory: {n}MiB}}\n") for n in (64, 128)]
-    assert len({parse(text).digest for text in (spec(), *texts)}) == 3
-
-
-def test_points_of_a_mesh_are_judged_by_their_own_ring() -> None:
-    text = spec(size=4, train=", dp: 2", problem=", batch: 2")
-    text = text.replace("batch: 4, ", "") + "strategy: {transport: ulysses}\n"
-    with pytest.raises(SpecError, match=r"predicted .* per rank, more than"):
-        build(parse(text + "limits: {rank_memory: 1MiB}\n"))
-
-
-def test_a_lack_of_memory_stands_until_the_limit_changes() -> None:
-    rank = Rank.__new__(Rank)
-    rank._rank, rank._memory = 0, None
-    fault = rank._fault(BudgetError(70 << 20, 64 << 20))
-    assert "tensors of 70.0 MiB, more than limits.rank_memory 64.0 MiB" in str(fault)
-    assert not stale([fault.as_dict()], 64 << 20)
-    assert stale([fault.as_dict()], 80 << 20)
-
-
 def test_examined_lengths_fit_the_mesh() -> None:
     text = spec(size=4, train=", tp: 4, kv_heads: 4, examined: [130]").replace("254", "128")
     with pytest.raises(SpecError, match=r"training.examined: got 130, whose 130 rows .* tp = 4"):
         build(parse(text.replace("kind: train", "kind: retrieval")))
 
 
-def test_what_is_trained_belongs_to_the_identity_of_its_sweep_alone() -> None:
-    one, other = (parse(spec(train=more)).digest for more in ("", ", learning_rate: 0.5"))
-    assert one != other
-    text = "version: 1\nname: x\nkind: latency\nproblem: {seq_len: 64}\n"
-    assert parse(text).digest == parse(text).model_copy(update={"training": None}).digest
-
-
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
         ({"size": 3, "train": ", dp: 2"}, "ring.size", "multiple of dp x tp x pp = 2"),
-        ({"size": 3, "train": ", dp: 3"}, "training.dp", "expected a divisor of sequences = 4"),
         ({"size": 4, "train": ", tp: 4"}, "training.tp", "expected a divisor of kv_heads = 2"),
-        ({"size": 4, "train": ", pp: 4"}, "training.pp", "expected at most layers = 2"),
         ({"size": 4, "more": "strategy: {transport: ulysses}"}, "strategy.transport", "4"),
         ({"train": ", scores: whole"}, "training.scores", "need cp 1"),
         ({"problem": ", window: 7"}, "problem.window", "a decoder trains without it"),
-        ({"more": "strategy: {blocks: 64}"}, "strategy.blocks", "got 64, expected null"),
         ({"train": ", dp: [1, 2], checkpoints: x"}, "training.checkpoints", "a spec of one point"),
         ({"train": ", learning_rate: 2"}, "training.learning_rate", "above 0, below 1"),
-        ({"train": ", layers: 0"}, "training.layers", "1 to 1024"),
         ({"more": "search: {method: halving}"}, "search.method", "kind train measures every"),
     ],
 )  # fmt: skip
@@ -185,8 +128,6 @@ def test_data_that_cannot_be_used_is_known_before_anything_starts(tmp_path: Path
     [
         ("train", ", examined: 512", "training.examined", "kind train has no examination"),
         ("retrieval", ", corpus: x", "training.corpus", "makes its own data"),
-        ("retrieval", ", pp: 2", "training.pp", "expected 1"),
-        ("retrieval", ", vocab: 99", "training.vocab", "got 99, expected at least 232"),
         ("retrieval", ", examined: [256, 99]", "training.examined", "got 99, expected at least"),
         ("in-context-rl", ", vocab: 200", "training.vocab", "got 200, expected at least 206"),
     ],
@@ -198,12 +139,6 @@ def test_bad_tasks_are_known_before_anything_starts(
         build(parse(spec(train=train).replace("kind: train", f"kind: {kind}")))
     assert raised.value.field == field
     assert says in str(raised.value)
-
-
-def test_a_training_in_a_kind_that_trains_nothing_is_told() -> None:
-    text = spec().replace("kind: train", "kind: latency")
-    with pytest.raises(SpecError, match="kind latency trains nothing, expected kind train"):
-        build(parse(text))
 
 
 REACH = """

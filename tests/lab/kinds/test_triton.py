@@ -12,16 +12,11 @@ import ringray
 from ringray.base.errors import SpecError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
-from ringray.lab.kinds import kernel_tune
 from ringray.lab.plan import plan
-from ringray.lab.report import words
 from ringray.lab.specs import model as spec
-from ringray_kernels import Blocks, testing
-from ringray_kernels.backends import BACKENDS, BLOCKS
-from ringray_kernels.backends.triton import arguments
+from ringray_kernels import Blocks
 from tests.support import place as drive
 from tests.support import ring_truth
-from tests.support.point import point
 from tests.support.ranks import Case, on_ring
 
 if TYPE_CHECKING:
@@ -72,16 +67,6 @@ def test_a_ring_of_two() -> None:
     on_ring(2, (within_budget, blocks_disagree))
 
 
-@interpreter
-def test_blocks_of_another_backend_are_told() -> None:
-    q, k, v, _ = testing.make_inputs(1, 2, 2, 8, 16, torch.float32, seed=0)
-    with pytest.raises(ValueError, match="blocks: got 64, backend 'triton' takes None or a ringra"):
-        ringray.ring_attention(q, k, v, backend="triton", blocks=64)
-    out = ringray.ring_attention(q, k, v, backend="triton", blocks=SMALL)
-    assert isinstance(out, torch.Tensor)
-    torch.testing.assert_close(out, ringray.ring_attention(q, k, v, backend="aten"))
-
-
 # The plan
 
 
@@ -89,10 +74,6 @@ def build(strategy: str, device: str = "cuda", problem: str = "seq_len: 64", res
     head = f"version: 1\nname: p\nkind: latency\nring: {{size: 2, device: {device}}}\n"
     text = f"{head}problem: {{{problem}}}\nstrategy:\n  {strategy}\n{rest}"
     return plan.build(spec.parse(text, "p.yaml"))
-
-
-def test_the_plan_knows_which_blocks_a_backend_takes() -> None:
-    assert BLOCKS.keys() == BACKENDS.keys()
 
 
 @pytest.mark.parametrize(
@@ -106,16 +87,10 @@ def test_the_plan_knows_which_blocks_a_backend_takes() -> None:
             "backend: aten\n  blocks: dq=16x16/4/1", "auto", 8, "strategy.blocks",
             "got dq=16x16/4/1, backend aten takes null or a number of query rows per call",
         ),
-        (f"backend: reference\n  blocks: {OTHER}", "cpu", 8, "strategy.blocks", "takes null or"),
-        ("blocks: 64", "cuda", 7, "strategy.blocks", r"backend auto \(triton on cuda\) takes null"),
         (f"blocks: {OTHER}", "cpu", 7, "strategy.blocks", r"auto \(aten on cpu\) takes null or"),
         (
             "blocks: forward=100x64/8/2", "cuda", 7, "strategy.blocks",
             "forward=100x64/8/2 fits no known GPU: block_m: got 100, expected a power of two",
-        ),
-        (
-            "blocks: dkv=256x256/16/8\n  backend: triton", "auto", 7, "strategy.blocks",
-            "dkv=256x256/16/8 fits no known GPU: ",
         ),
     ],
 )  # fmt: skip
@@ -125,20 +100,6 @@ def test_blocks_that_do_not_go_with_their_backend(
     with pytest.raises(SpecError, match=says) as caught:
         build(strategy, device)
     assert (caught.value.line, caught.value.field) == (line, field)
-
-
-def test_in_a_sweep_they_are_pruned() -> None:
-    made = build("{backend: [triton, aten], blocks: [null, 64, dq=16x16/4/1]}")
-    assert [(t.config.strategy.backend, t.config.strategy.blocks) for t in made.runnable] == [
-        ("triton", None), ("triton", OTHER), ("aten", None), ("aten", 64),
-    ]  # fmt: skip
-    assert [t.config.cut for t in made.runnable] == [None, Blocks.parse(OTHER), None, 64]
-    assert made.varying == ("backend", "blocks")
-    labels = {words.label(t.config.as_dict(), made.varying) for t in made.trials}
-    assert len(labels) == 6
-    assert "triton blocks-dq=16x16/4/1" in labels
-    other = build("{backend: [triton, aten], blocks: [null, 64, dq=64x64/4/2]}")
-    assert made.digest != other.digest
 
 
 def test_the_interpreter_is_for_small_sizes() -> None:
@@ -177,15 +138,6 @@ def test_a_cluster_decides_what_auto_leaves_open() -> None:
             refusal = cluster.refusal(trial.config)
             assert (refusal is None) == (says is None), (strategy, refusal)
             assert says is None or says in str(refusal)
-
-
-def test_a_rank_tries_blocks_for_the_scores_of_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments, "architecture", lambda _: "sm_90")
-    blocks = "forward=128x128/8/2/specialised"
-    capped = point(head_dim=128, dtype="bfloat16", backend="triton", blocks=blocks, softcap=30.0)
-    why = kernel_tune.unfit(capped, Blocks.parse(blocks), torch.device("cuda"))
-    assert why is not None
-    assert "neither softcap, bias nor dropout" in why
 
 
 # A sweep

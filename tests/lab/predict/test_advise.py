@@ -28,9 +28,8 @@ def with_ports(of: TrainingRequest, ranks: int, bandwidth: float) -> TrainingReq
     )
 
 
-@pytest.mark.parametrize("slow", [False, True])
-def test_no_degrees_are_faster_than_the_advised(slow: bool) -> None:
-    asked = with_ports(training_request(), 8, 5e9) if slow else training_request()
+def test_no_degrees_are_faster_than_the_advised() -> None:
+    asked = with_ports(training_request(fleet="h100:2x4"), 4, 5e9)
     found = advise.advise(asked, 3)
     every = [
         advise.advise(replace(asked, fixed=vars(degrees)), 1)[0]
@@ -58,23 +57,6 @@ def test_degrees_multiply_out() -> None:
     ]
 
 
-def test_ranks_of_tp_share_all_heads() -> None:
-    model = named("llama-30b", {})  # 52 heads
-    degrees = advise.possible(TrainingRequest(model, hardware.parse_fleet("h100:2x8"), 1 << 17, 4))
-    assert {one.tp for one in degrees} == {1, 2, 4}
-
-
-def test_other_walks_are_taken_where_ranks_wait_less() -> None:
-    asked = with_ports(training_request(1 << 14, 1, dp=1, cp=16), 8, 5e9)
-    best = advise.advise(asked, 1)[0]
-    default = asked.attention(best.degrees, transport=best.config.strategy.transport)
-    waits = {
-        name: asked.cost(best.degrees, default.changed(backward=name)).exposed_ms
-        for name in ("planned", "reverse", "query-side")
-    }
-    assert best.config.strategy.backward == min(waits, key=waits.__getitem__) != "planned"
-
-
 def test_a_slow_network_is_what_limits() -> None:
     asked = with_ports(training_request(1 << 14, 16), 8, 1e9)
     best = advise.advise(replace(asked, fixed={"dp": 1, "pp": 1, "tp": 1}), 1)[0]
@@ -94,7 +76,7 @@ def test_a_ring_is_needed_where_nothing_else_fits() -> None:
 
 
 def test_the_longest_context_fits_and_no_longer() -> None:
-    asked = training_request(1, 1)
+    asked = training_request(1, 1, fleet="h100:4")
     reach = advise.max_context(asked)
     assert reach.memory.total <= asked.usable_bytes
     at = replace(asked, context=reach.context)
@@ -102,9 +84,8 @@ def test_the_longest_context_fits_and_no_longer() -> None:
     longer = replace(asked, context=int(reach.context * 1.02))
     for degrees in advise.possible(longer):
         assert advise.needed(longer, degrees).total > asked.usable_bytes
-    assert (
-        advise.max_context(training_request(1, 1, fleet="h100:4x8")).context > 1.9 * reach.context
-    )
+    twice = advise.max_context(training_request(1, 1, fleet="h100:8"))
+    assert twice.context > 1.9 * reach.context
 
 
 def test_memory_that_no_layout_has() -> None:
@@ -115,43 +96,11 @@ def test_memory_that_no_layout_has() -> None:
         advise.max_context(big)
 
 
-@pytest.mark.parametrize("given", [{"tp": 3}, {"dp": 3}, {"pp": 5}, {"cp": 3}, {"cp": 16, "tp": 2}])
+@pytest.mark.parametrize("given", [{"tp": 3}, {"cp": 16, "tp": 2}])
 def test_degrees_that_cannot_be(given: dict[str, int]) -> None:
     name, number = next(iter(given.items()))
     with pytest.raises(UserError, match=f"--{name} {number}.*TP divides the 8 ranks"):
         advise.advise(replace(training_request(), fixed=given))
-
-
-def test_ranks_that_share_cores_share_their_memory() -> None:
-    cores = hardware.cpu(4).hardware.model_copy(update={"memory": 64e9})
-    asked = replace(training_request(), on=hardware.Fleet("local", cores, 1, 4))
-    assert asked.usable_bytes == pytest.approx(64e9 / 4 * advise.USABLE)
-
-
-def test_rings_are_no_larger_than_specs_allow() -> None:
-    degrees = advise.possible(training_request(1 << 20, 4, "h100:2048x8"))
-    assert max(one.cp for one in degrees) == advise.LARGEST
-    assert {one.ranks for one in degrees} == {16384}
-
-
-def test_the_longest_context_of_several_replicas() -> None:
-    both, one_replica = (advise.max_context(training_request(dp=dp)) for dp in (2, 1))
-    assert both.degrees.dp == 2
-    assert 0 < both.context < one_replica.context
-
-
-@pytest.mark.parametrize("fixed", [{"dp": 8}, {"cp": 8}, {"tp": 8}, {"pp": 8}, {"dp": 2, "cp": 4}])
-def test_more_ranks_on_one_core_are_no_faster(fixed: dict[str, int]) -> None:
-    asked = TrainingRequest(
-        named("8b", {}), hardware.parse_fleet("cpu:8"), 1 << 14, 16, "float32", fixed
-    )
-    few = replace(asked, on=hardware.parse_fleet("cpu:1"), fixed={})
-    (best,), (alone,) = advise.advise(asked, 1), advise.advise(few, 1)
-    assert best.time.attention + best.time.products >= 0.97 * (
-        alone.time.attention + alone.time.products
-    )
-    flops = asked.model.forward_flops(asked.context)
-    assert best.mfu(asked, flops) <= 1.03 * alone.mfu(few, flops)
 
 
 def test_a_sequence_has_a_longest_length() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.base import private_files, provenance
+from ringray.base import provenance
 from ringray.base.errors import UserError
 from ringray.lab.plan import plan
 from ringray.lab.predict import calibration
@@ -65,21 +65,6 @@ def test_without_one_the_error_names_the_command(home: Path) -> None:
     with pytest.raises(UserError, match="not measured on this machine; run `ringray calibrate`"):
         calibration.fleet("local")
     assert not home.exists()
-
-
-def test_a_wrong_or_interrupted_entry_leaves_nothing(
-    fields: dict[str, Any], home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(UserError, match="spread: got -1"):
-        calibration.write(fields | {"spread": -1}, "cpu")
-
-    def interrupted(path: Path, text: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(private_files, "write", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        calibration.write(fields, "cpu")
-    assert not list(home.rglob("*.json"))
 
 
 def test_a_damaged_file_is_named(fields: dict[str, Any]) -> None:

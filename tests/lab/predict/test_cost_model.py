@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -66,13 +65,6 @@ def test_the_baseline_of_decoding_is_one_step() -> None:
     alone = cost_model.alone_s(config, on)
     bytes_read = (1 << 20) * 2 * 8 * 64 * 4
     assert alone == pytest.approx(bytes_read / on.hardware.memory_bandwidth, rel=1.0)
-
-
-def test_ranks_of_other_nodes_take_no_cores() -> None:
-    config = point(seq_len=1 << 20, new_tokens=4, ring_size=8, direction="forward")
-    here = hardware.cpu(1)
-    apart = replace(here, nodes=8, per_node=1)
-    assert cost_model.predict(config, apart).time_ms < cost_model.predict(config, here).time_ms / 4
 
 
 def test_counts_beyond_64_bits_are_exact() -> None:
