@@ -29,6 +29,7 @@ def check_record(name: str, cells: dict[str, Any]) -> None:
         assert " ".join([cell, *numbers, ratio, row.note]).strip() in lines
 
 
+@pytest.mark.exhaustive
 def test_table_1_counts_tensors_of_a_run(rows: Any) -> None:
     """Five formulas hold, and the memory model is what a rank had at its peak."""
     cells = rows("table1_activations")

@@ -44,19 +44,21 @@ def test_rivals_are_in_order_or_it_is_said_why_not(tables: dict[str, list[Any]])
             assert table.disordered() == bool(table.why), table.name
 
 
-def test_the_null_model_is_perfect_scaling_of_the_busiest_rank(run: Any) -> None:
+def test_the_null_model_is_perfect_scaling_of_the_busiest_rank(
+    tables: dict[str, list[Any]],
+) -> None:
     """By the sources' own numbers: ring-flash-attention prints an eighth of one device's rate as
     theoretic; contiguous rings of 8 have 15/8 of the mean work on the last rank."""
-    table = run.tables(FOLDER / "ring-flash-attention.yaml")[0]
+    table = tables["ring-flash-attention"][0]
     null = {row.partition: row.null for row in table.rows}
     assert null == pytest.approx(
         {"contiguous": 591.5 / 8 * 8 / 15, "zigzag": 591.5 / 8, "striped": 591.5 / 8}, rel=1e-3
     )
-    hybrid = run.tables(FOLDER / "usp.yaml")[0]  # blocks are those of the ring between Ulysses
+    hybrid = tables["usp"][0]  # blocks are those of the ring between Ulysses
     assert {row.transport: row.null for row in hybrid.rows if row.partition == "contiguous"} == (
         pytest.approx({"hybrid:4": 21.002 / 1.5, "hybrid:2": 21.002 / 1.75, "ring": 21.002 / 1.875})
     )
-    rates = run.tables(FOLDER / "magi-attention.yaml")[0]
+    rates = tables["magi-attention"][0]
     assert {row.null for row in rates.rows} == {601.0}
 
 

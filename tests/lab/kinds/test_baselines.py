@@ -40,9 +40,9 @@ def exact(config: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def cases() -> Iterator[Any]:
-    """Yields each baseline in one process with each mask; one that compiles takes its time."""
+    """Yields each baseline in one process with each mask; those that compile take their time."""
     for (name, kind), mask in itertools.product(BASELINES.items(), MASKS):
-        slow = name == "flex" and mask != MASKS[-1]
+        slow = name == "flex"
         if not kind.on_ring:
             marks = [pytest.mark.exhaustive] if slow else []
             yield pytest.param(name, mask, id=f"{name}-{mask}", marks=marks)
@@ -143,5 +143,6 @@ def sdpa_within_the_block_only(rank: int, size: int) -> None:
     assert F.scaled_dot_product_attention is before
 
 
+@pytest.mark.slow
 def test_on_a_ring() -> None:
     on_ring(2, (shards_of_every_rank, sdpa_within_the_block_only))

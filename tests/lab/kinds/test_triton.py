@@ -62,6 +62,7 @@ def blocks_disagree(rank: int, size: int) -> None:
     ringray.ring_attention(q, k, v, **given)
 
 
+@pytest.mark.slow
 @interpreter
 def test_a_ring_of_two() -> None:
     on_ring(2, (within_budget, blocks_disagree))
