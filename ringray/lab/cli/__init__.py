@@ -226,10 +226,7 @@ def _outside(error: Exception) -> str | None:
         )
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename or 'stdout, or a file'} cannot be used: {reason_of(error)}"
-    if isinstance(error, UnicodeError):
-        return f"a text or the name of a file cannot be read or written: {error}"
-    # Of pathlib, until Python 3.13.
-    return str(error) if isinstance(error, RuntimeError) and "Symlink loop" in str(error) else None
+    return None
 
 
 def _flush(stream: TextIO) -> bool:

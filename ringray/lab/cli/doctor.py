@@ -30,11 +30,14 @@ _QUICKSTART_MEMORY = 2 * units.GIB  # two ranks and Ray itself
 _DISK = 1 * units.GIB
 
 
+Verdict = Literal["ok", "missing", "note"]
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line: ``ok``, ``missing`` (the quickstart cannot run without it) or ``note``."""
 
-    verdict: Literal["ok", "missing", "note"]
+    verdict: Verdict
     what: str
     text: str
 
@@ -67,23 +70,44 @@ def doctor(arguments: argparse.Namespace) -> int:
 def _findings(address: str | None) -> Iterator[Finding]:
     yield Finding("ok", "python", platform.python_version())  # another one runs no command
     torch = probe("torch")
+    gpus, hardware = torch.get("gpus", []), provenance.hardware()
+    needed: Verdict = "missing" if gpus else "note"  # of what only kernels for GPUs need
     yield _package("torch", torch, "pip install 'torch>=2.11' (without a GPU: torch==2.13.0)")
-    yield _triton(torch)
-    yield _toolchain(torch)
+    if (version := provenance.versions()["triton"]) is None:
+        why = "not installed; only GPU kernels need it: pip install triton"
+        yield Finding(needed, "triton", why)
+    else:
+        yield _package("triton", {"version": version}, "pip install 'triton>=3.6'")
+    if lacks := toolchain.missing():
+        yield Finding(needed, "compiler", f"{lacks}; Triton needs it on a GPU")
+    else:
+        yield Finding("ok", "compiler", "a C compiler and Python's headers")
     yield _package("ray", probe("ray"), "pip install 'ray[default]' -c constraints.txt")
     yield _package("mlflow", probe("mlflow"), "pip install mlflow -c constraints.txt")
-    hardware = provenance.hardware()
     cores = units.plural(hardware["cores"], "usable core")
     yield Finding("ok", "cpu", f"{hardware['cpu']}, {cores}")
     yield _memory()
-    yield _gpus(hardware["gpus"], torch)
-    if "error" not in torch:
-        yield _gloo(torch["gloo"])
+    if gpus:
+        yield Finding("ok", "gpu", ", ".join(gpus))
+    elif seen := ", ".join(hardware["gpus"]):
+        yield Finding("note", "gpu", f"{seen}, but torch cannot use it: install torch for CUDA")
+    else:
+        yield Finding("note", "gpu", "none: rings run on the CPU, over gloo")
+    if trouble := torch.get("gloo"):
+        hint = "the host name must resolve: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
+        yield Finding("missing", "gloo", f"{trouble}; {hint}")
+    elif "gloo" in torch:
+        yield Finding("ok", "gloo", "a group forms over the loopback")
     yield from _backends(torch)
     yield _home()
-    yield _rings(hardware["cores"], len(torch.get("gpus", [])))
-    address = address or os.environ.get("RAY_ADDRESS")
-    if address:
+    most = local_ranks()
+    text = f"up to {units.plural(most, 'rank')} on the CPU"
+    if most > hardware["cores"]:
+        text += f", {hardware['cores']} of them without sharing a core"
+    if gpus:
+        text = f"up to {units.plural(len(gpus), 'rank')} on GPUs, {text}"
+    yield Finding("ok" if most >= 2 else "missing", "rings", text)
+    if address := address or os.environ.get("RAY_ADDRESS"):
         yield _cluster(address)
 
 
@@ -119,46 +143,15 @@ def _package(name: str, probed: dict[str, Any], way_out: str) -> Finding:
     return Finding("ok", name, version)
 
 
-def _triton(torch: dict[str, Any]) -> Finding:
-    version = provenance.versions()["triton"]
-    if version is None:
-        why = "not installed; only GPU kernels need it: pip install triton"
-        return Finding("missing" if torch.get("gpus") else "note", "triton", why)
-    return _package("triton", {"version": version}, "pip install 'triton>=3.6'")
-
-
-def _toolchain(torch: dict[str, Any]) -> Finding:
-    if (lacks := toolchain.missing()) is None:
-        return Finding("ok", "compiler", "a C compiler and Python's headers")
-    text = f"{lacks}; Triton needs it on a GPU"
-    return Finding("missing" if torch.get("gpus") else "note", "compiler", text)
-
-
 def _memory() -> Finding:
     import psutil
 
     memory = psutil.virtual_memory()
     text = f"{units.memory(memory.total)}, {units.memory(memory.available)} free"
-    if memory.available < _QUICKSTART_MEMORY:
-        text += f"; the quickstart needs {units.memory(_QUICKSTART_MEMORY)}"
-        return Finding("note", "memory", text)
-    return Finding("ok", "memory", text)
-
-
-def _gpus(seen: list[str], torch: dict[str, Any]) -> Finding:
-    if usable := torch.get("gpus"):
-        return Finding("ok", "gpu", ", ".join(usable))
-    text = "none: rings run on the CPU, over gloo"
-    if seen:
-        text = f"{', '.join(seen)}, but torch cannot use it: install a CUDA build of torch"
-    return Finding("note", "gpu", text)
-
-
-def _gloo(why: str | None) -> Finding:
-    if why is None:
-        return Finding("ok", "gloo", "a group forms over the loopback")
-    hint = "the host name must resolve: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
-    return Finding("missing", "gloo", f"{why}; {hint}")
+    if memory.available >= _QUICKSTART_MEMORY:
+        return Finding("ok", "memory", text)
+    needs = f"the quickstart needs {units.memory(_QUICKSTART_MEMORY)}"
+    return Finding("note", "memory", f"{text}; {needs}")
 
 
 def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
@@ -195,16 +188,6 @@ def _home() -> Finding:
     if others:
         text += f"; other users may write there and replace its files: chmod go-w {path}"
     return Finding("ok" if free >= _DISK and not others else "note", "home", text)
-
-
-def _rings(cores: int, gpus: int) -> Finding:
-    most = local_ranks()
-    text = f"up to {units.plural(most, 'rank')} on the CPU"
-    if most > cores:
-        text += f", {cores} of them without sharing a core"
-    if gpus:
-        text = f"up to {units.plural(gpus, 'rank')} on GPUs, {text}"
-    return Finding("ok" if most >= 2 else "missing", "rings", text)
 
 
 def _cluster(address: str) -> Finding:
