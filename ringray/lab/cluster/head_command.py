@@ -114,12 +114,13 @@ def follow(
 
     try:
         while not over:
+            quiet = False
             try:
                 with answering(url):
                     if remote is None or log is None or remote.ended():
                         remote, rest = RemoteCommand(client, shipment, *command), ""
                         log = JobLog(client, remote.name, write)
-                    log.follow()
+                    quiet = not log.follow()
                     if not heard and remote.ended():
                         why = client.get_job_info(remote.name).message
                         failed = f"`ringray {command[0]}` failed on the head of {url}"
@@ -128,7 +129,7 @@ def follow(
                 if remote is None:
                     raise
                 note(f"{error}; trying again in {pause:.0f} s")
-            if not over:
+            if not over and not quiet:
                 time.sleep(pause)
                 pause = min(2 * pause, PAUSE_MOST_S)
     finally:

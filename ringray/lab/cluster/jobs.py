@@ -31,7 +31,7 @@ RUNTIME_ENV: dict[str, Any] = {
 }
 INTERRUPTED = 130
 POLL_S = 0.5  # seconds between two looks at a job
-QUIET_S = 20.0  # seconds without output before a follower asks for the state of the job
+QUIET_S = 8.0  # seconds without output before a follower asks for the state of the job
 LOST_S = 60.0  # seconds without an answer before a follower gives up
 _ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9][0-9]{0,8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -242,18 +242,20 @@ class JobLog:
         self._client, self._id, self._write = client, id, write
         self._seen = 0  # characters
 
-    def follow(self) -> None:
-        """Returns at the end of the log, or when nothing has come for ``QUIET_S``: the job may
-        have ended while the connection stays open. PlaceError if the connection breaks."""
-        asyncio.run(self._tail())
+    def follow(self) -> bool:
+        """Returns True at the end of the log, and False when nothing has come for ``QUIET_S``: the
+        job may have ended while the connection stays open. PlaceError if the connection breaks."""
+        return asyncio.run(self._tail())
 
-    async def _tail(self) -> None:
+    async def _tail(self) -> bool:
         received, chunks = 0, self._client.tail_job_logs(self._id)
         while True:
             try:
                 text = await asyncio.wait_for(anext(chunks), QUIET_S)
-            except (StopAsyncIteration, TimeoutError):
-                return
+            except StopAsyncIteration:
+                return True
+            except TimeoutError:
+                return False
             except Exception as error:  # from Ray, aiohttp and the system
                 raise PlaceError(reason_of(error)) from error
             received += len(text)  # each connection repeats the log from its beginning
