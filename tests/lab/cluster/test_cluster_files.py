@@ -71,21 +71,6 @@ def test_nodes_of_a_cloud_have_no_public_address(name: str) -> None:
             assert all("accessConfigs" not in one for one in node["networkInterfaces"])
 
 
-@pytest.mark.parametrize("name", ["aws", "gcp"])
-def test_nodes_of_several_gpus_have_a_fabric_and_the_others_say_that_they_take_tcp(
-    name: str,
-) -> None:
-    comments = [line.lstrip("# ") for line in (CLUSTER / f"{name}.yaml").read_text().splitlines()]
-    for kind, given in read(name)["available_node_types"].items():
-        gpus, node = given["resources"].get("GPU", 0), given["node_config"]
-        if gpus > 1:
-            cards = node.get("NetworkInterfaces") or node["networkInterfaces"]
-            assert len(cards) > gpus / 2, kind
-            assert node.get("Placement") or node["resourcePolicies"]
-        elif gpus:
-            assert f"NCCL takes TCP, as it does between nodes of `{kind}`" in " ".join(comments)
-
-
 @pytest.mark.parametrize(
     ("name", "asks"),
     [

@@ -3,12 +3,10 @@ exported metrics."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -17,12 +15,6 @@ from tests.support import prometheus
 from tests.support.place import REPOSITORY
 from tests.support.prometheus import BOARD, expressions
 
-GRAFANA = REPOSITORY / "cluster" / "grafana"
-
-
-def board() -> dict[str, Any]:
-    return json.loads(BOARD.read_text())
-
 
 def test_it_is_the_generated_one() -> None:
     code = "import dashboard; print(dashboard.text(), end='')"
@@ -30,18 +22,6 @@ def test_it_is_the_generated_one() -> None:
         [sys.executable, "-c", code], cwd=REPOSITORY / "cluster", capture_output=True, text=True
     )
     assert done.stdout == BOARD.read_text(), f"python cluster/dashboard.py {done.stderr}"
-
-
-def test_every_metric_has_a_chart() -> None:
-    panels = board()["panels"]
-    assert len({one["id"] for one in panels}) == len({one["title"] for one in panels})
-    assert len(panels) == len(EXPORTED)
-    shown = set(re.findall(r"ray_ringray_\w+", " ".join(expressions().values())))
-    assert shown == {one.series for one in EXPORTED}
-    places = [(at["x"], at["y"]) for at in (one["gridPos"] for one in panels)]
-    assert len(set(places)) == len(places)
-    named = {one["name"] for one in board()["templating"]["list"]}
-    assert set(re.findall(r"\$\{?(\w+)", json.dumps(panels))) == named
 
 
 @prometheus.needed
@@ -62,18 +42,6 @@ def test_promtool_reads_the_configuration() -> None:
         ["promtool", "check", "config", prometheus.CONFIG], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_grafana_finds_the_dashboard_and_prometheus() -> None:
-    (source,) = yaml.safe_load((GRAFANA / "datasources" / "prometheus.yaml").read_text())[
-        "datasources"
-    ]
-    (variable,) = [one for one in board()["templating"]["list"] if one["type"] == "datasource"]
-    assert source["type"] == variable["query"]
-    assert source["url"].startswith("http://127.0.0.1:")
-    (provider,) = yaml.safe_load((GRAFANA / "dashboards" / "ringray.yaml").read_text())["providers"]
-    place = provider["options"]["path"].replace("$GF_PATHS_PROVISIONING", str(GRAFANA))
-    assert Path(place) == BOARD.parent
 
 
 def test_the_page_lists_the_metrics() -> None:

@@ -92,16 +92,6 @@ def test_what_lies_beside_the_source_stays_here(
     assert sent - {provenance.PROVENANCE} == {"__init__.py", "a.py", "a.yaml", "spec.yaml"}
 
 
-def test_a_spec_with_a_password_is_not_sent(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "s.yaml"
-    path.write_text(SMALL.replace("{enabled: false}", "{uri: 'postgresql://me:hush@h/db'}"))
-    assert cli.main(["submit", str(path), "--address", URL]) == 2
-    assert server.sent == []
-    assert "hush" not in capsys.readouterr().err
-
-
 def test_an_address_holds_no_password(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["stop", "small", "--address", "http://me:hush@127.0.0.1:8265"]) == 2
     said = capsys.readouterr().err
