@@ -61,8 +61,10 @@ def test_a_hangup_that_nohup_ignores_stays_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("where", ["inside", "lost in", "after"])
+@pytest.mark.parametrize(
+    ("number", "where"),
+    [(signal.SIGTERM, "inside"), (signal.SIGINT, "lost in"), (signal.SIGHUP, "after")],
+)
 def test_the_console_script_ends_with_130(
     tmp_path: Path, number: signal.Signals, where: str
 ) -> None:
