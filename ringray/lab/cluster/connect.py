@@ -125,20 +125,15 @@ def _asked(address: str, seconds: float, call: Callable[[], Any], **options: Any
 
 
 def _check_answers(address: str) -> None:
-    """Raises PlaceError unless a Ray that accepts this process listens at HOST:PORT, or at the
-    address that ``auto`` stands for: Ray itself would try for minutes."""
+    """Raises PlaceError unless a Ray that accepts this process listens at HOST:PORT: Ray itself
+    would try for minutes."""
     if address.startswith(("http://", "https://")):
         raise PlaceError(
             f"{address} is a dashboard, which `ringray submit` takes; --address here is HOST:PORT "
             "of the cluster's GCS, by default port 6379"
         )
-    if address == "auto":
-        try:
-            address = ray_private.found_address()
-        except (OSError, ValueError) as error:  # none, or several
-            raise PlaceError(f"--address auto: {access.reason(error)}") from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (port.isascii() and port.isdigit()):  # a word that Ray knows
+    if not (port.isascii() and port.isdigit()):  # a word that Ray knows, such as auto
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_S).close()

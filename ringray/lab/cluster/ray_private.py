@@ -20,14 +20,6 @@ def check_alive(address: str, timeout_s: float) -> None:
     stub.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=timeout_s)
 
 
-def found_address() -> str:
-    """Returns the address of the Ray that runs on this machine, HOST:PORT, or that RAY_ADDRESS
-    names; raises ConnectionError if there is none, or several."""
-    from ray._private import services
-
-    return str(services.get_ray_address_from_environment("auto", None))
-
-
 def cluster_lives() -> Callable[[], bool]:
     """Returns a function that tells whether the connected cluster's GCS answers; a client of a
     cluster, which cannot ask it, takes it to live."""

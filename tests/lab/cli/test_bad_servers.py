@@ -96,24 +96,6 @@ def test_a_control_plane(kind: str, small: str, capsys: pytest.CaptureFixture[st
     assert "is not Ray" in said or "no Ray answers" in said
 
 
-@pytest.mark.parametrize(
-    ("answer", "place"),
-    [(ConnectionError("Could not find any running Ray"), "auto"), ("127.0.0.1:9", "127.0.0.1:9")],
-    ids=["no Ray", "a Ray that has ended"],
-)
-def test_no_ray_on_this_machine(
-    answer: str | Exception, place: str, small: str,
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    def address(*_: object) -> str:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr("ray._private.services.get_ray_address_from_environment", address)
-    check_ends(capsys, place, "run", small, "--no-tracking", "--address", "auto")
-
-
 def test_a_ray_that_does_not_start(
     small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
