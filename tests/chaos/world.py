@@ -119,8 +119,8 @@ class World:
         ]
 
     def spoil_row(self, draw: random.Random) -> bool:
-        """Changes what is recorded of a trial of the sweep that was begun last, as a dying disk
-        does: without its checksum."""
+        """Destroys what is recorded of a trial of the sweep that was begun last, as a dying disk
+        does."""
         path = self.place.home / "store.db"
         if not path.exists() or path.stat().st_size == 0:
             return False
@@ -131,7 +131,7 @@ class World:
             if keys:
                 key = draw.choice(keys)
                 db.execute(
-                    f"UPDATE trials SET ended = ended + 1 WHERE digest = {last} AND key = ?", (key,)
+                    f"UPDATE trials SET metrics = '{{' WHERE digest = {last} AND key = ?", (key,)
                 )
                 self.spoilt.add(key)
                 db.commit()

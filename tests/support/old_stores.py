@@ -1,4 +1,4 @@
-"""Stores as others leave them: of older schemas, of a killed driver, of another program."""
+"""Stores as others leave them: of older schemas, of a killed driver."""
 
 from __future__ import annotations
 
@@ -7,60 +7,33 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from ringray.lab.store import schema
+from ringray.lab.store import schema, snapshot
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import Outcome, Tracked
-from tests.support.small_spec import fill
 
-SCHEMAS = range(1, len(schema.MIGRATIONS) + 1)
+SCHEMAS = range(1, schema.NEWEST + 1)
 LOGS = ("-wal", "-shm", "-journal")
+_DATA = Path(__file__).resolve().parents[1] / "lab" / "store" / "data"
 
 
 def write(path: Path, version: int) -> None:
-    """Writes a sweep with three ended trials of six, one of them measured twice, in a schema."""
-    current = path.with_name("current.db")
-    digest = fill(current).digest
-    with Store(current) as store:
-        again = Outcome("ok", None, {"median_ms": 11.0}, {"ms": [1.0, 2.0]}, "p" * 64, 1, 3.0, 4.0)
-        failed = Outcome("failed", "it broke", {}, {}, "q" * 64, 3, 5.0, 6.0)
-        first, _, third, *_ = store.trials(digest)
-        store.record(digest, first.key, again)
-        store.record(digest, third.key, failed)
-        store.finish(digest, "failed")
-        store.accepted(digest, Tracked("sqlite:////srv/mlflow.db", "1", "r" * 32))
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.create_function("seal_of", -1, schema.seal_of)
-        for step in schema.MIGRATIONS[:version]:
-            for statement in step:
-                db.execute(statement)
-        db.execute(f"PRAGMA user_version = {version}")
-        db.execute("ATTACH ? AS current", (str(current),))
-        named = db.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")
-        for (table,) in named.fetchall():
-            ours, theirs = (
-                {row[1]: None for row in db.execute(f"PRAGMA {place}.table_info({table})")}
-                for place in ("main", "current")
-            )
-            columns = ", ".join(name for name in ours if name in theirs)
-            db.execute(f"DELETE FROM main.{table}")
-            if columns:
-                db.execute(
-                    f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM current.{table}"
-                )
-        db.execute("DETACH current")
+    """Writes a sweep with three ended trials of eight, one of them measured twice, in a schema."""
+    dump = _DATA / f"store_schema_{min(version, schema.NEWEST - 1)}.sql"
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(dump.read_text(encoding="utf-8"))
         db.execute("PRAGMA journal_mode = WAL")
-    for one in current.parent.glob(f"{current.name}*"):
-        one.unlink()
+    path.chmod(0o600)
+    if version == schema.NEWEST:
+        Store(path).close()
+        snapshot.path_of(path).unlink()
 
 
 def leave_log(path: Path, mode: str) -> None:
     """Leaves a store as a killed driver does, with a log (``mode`` WAL), of which the first page
     was moved into the file already, or a journal that must be played back (DELETE)."""
-    write(path, len(schema.MIGRATIONS))
+    write(path, schema.NEWEST)
     live = path.with_name("live.db")
     path.rename(live)
     with closing(sqlite3.connect(live, isolation_level=None)) as db:
-        db.create_function("seal_of", -1, schema.seal_of)
         db.execute(f"PRAGMA journal_mode = {mode}")
         db.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

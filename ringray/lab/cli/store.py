@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from ringray.lab.trial.outcome import SweepRow, record_line
 
 
 def open_store(named: str | None, create: bool = False, readonly: bool = False) -> Store:
-    """Opens the named store or the default one, and warns if part of it seems to be missing.
+    """Opens the named store or the default one.
 
     With ``readonly`` it changes nothing, neither the store nor the home folder.
 
@@ -38,10 +37,7 @@ def open_store(named: str | None, create: bool = False, readonly: bool = False) 
     if named is None and not create and not path.exists():
         raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
     check_lasting("the store", path)
-    store = Store(path, create, readonly)
-    if store.doubt:
-        print(f"ringray: warning: {store.doubt}", file=sys.stderr, flush=True)
-    return store
+    return Store(path, create, readonly)
 
 
 def as_it_stands(store: Store, sweep: SweepRow) -> SweepRow:

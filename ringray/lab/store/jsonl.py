@@ -10,15 +10,18 @@ import json
 import os
 import stat
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ringray.base import output_files, provenance
 from ringray.base.errors import PlaceError, UserError, reason_of
-from ringray.lab.store.value_types import is_trial
 from ringray.lab.trial.outcome import SweepInfo, TrialRow, record_line
 
+_ROW = TypeAdapter(TrialRow)
 _START = b'{"point": '  # the start of each of our lines
 
 
@@ -53,7 +56,8 @@ def _parsed(line: bytes, place: str) -> tuple[SweepInfo, TrialRow]:
         status, reason, point = record["status"], record["reason"], record["point"]
         row = TrialRow(*plan, status, reason, metrics, samples, point, 1, ended, ended, where)
         digest, name = record["sweep"], record.get("name", "")
-        if not (is_trial(row) and isinstance(digest, str) and isinstance(name, str)):
+        _ROW.validate_json(json.dumps(asdict(row)), strict=True)
+        if not (isinstance(digest, str) and isinstance(name, str)):
             raise ValueError
         if type(row.config.get("replica", 0)) is not int:
             raise ValueError

@@ -10,9 +10,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,6 @@ class MemoryCopy:
     def __init__(self, path: Path) -> None:
         self._path, self._state = path, _State()
         self.db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        self.db.create_function("seal_of", -1, schema.seal_of, deterministic=True)
         try:
             self.refresh()
         except BaseException:
@@ -48,7 +45,7 @@ class MemoryCopy:
             if (now := _state(self._path)) != self._state:
                 with schema.failures(self._path):
                     self.db.execute("PRAGMA query_only = OFF")
-                    unchanged(self._path, partial(_load, self._path, self.db))
+                    self._load()
                     schema.upgrade(self.db, self._path)
                     self.db.execute("PRAGMA query_only = ON")
         except OSError as error:
@@ -56,43 +53,23 @@ class MemoryCopy:
             raise PlaceError(f"the store {self._path} {why}") from error
         self._state = now
 
-
-def unchanged(path: Path, copy: Callable[[], None]) -> None:
-    """Calls ``copy`` until the file of a store and its log fit, copied one after the other.
-
-    While a log only grows they do: it has all pages that are moved into the file meanwhile.
-    """
-    until = time.monotonic() + schema.BUSY_S
-    while True:
-        before, state = _generation(path), _state(path)
-        try:
-            copy()
-            if _generation(path) == before:
-                return
-        except (OSError, sqlite3.Error):
-            if _state(path) == state:
-                raise
-        if time.monotonic() > until:
-            raise TimeoutError(f"its files changed all the time for {schema.BUSY_S:g} s")
+    def _load(self) -> None:
+        """Copies until the file and its log fit, copied one after the other: while a log only
+        grows they do, as it has all pages that are moved into the file meanwhile."""
+        until = time.monotonic() + schema.BUSY_S
+        while time.monotonic() < until:
+            before, state = _generation(self._path), _state(self._path)
+            try:
+                _copy(self._path, self.db)
+                if _generation(self._path) == before:
+                    return
+            except (OSError, sqlite3.Error):
+                if _state(self._path) == state:
+                    raise
+        raise TimeoutError(f"its files changed all the time for {schema.BUSY_S:g} s")
 
 
-def _generation(path: Path) -> _State:
-    with suppress(FileNotFoundError), Path(f"{path}-wal").open("rb") as log:
-        if header := log.read(_LOG_HEADER):
-            return path.stat().st_ino, header
-    return _state(path)
-
-
-def _state(path: Path) -> _State:
-    states = []
-    for ending in ("", *_LOGS):
-        with suppress(FileNotFoundError):
-            now = Path(f"{path}{ending}").stat()
-            states.append((ending, now.st_size, now.st_ino, now.st_mtime_ns))
-    return tuple(states)
-
-
-def _load(path: Path, db: sqlite3.Connection) -> None:
+def _copy(path: Path, db: sqlite3.Connection) -> None:
     # sqlite opens the file: if Python closed it, this process would lose its locks on it.
     with closing(sqlite3.connect(f"{path.as_uri()}?immutable=1", uri=True)) as file:
         if not any(size for ending, size, *_ in _state(path) if ending):
@@ -110,3 +87,19 @@ def _load(path: Path, db: sqlite3.Connection) -> None:
                     shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
             with closing(sqlite3.connect(copy)) as whole:
                 whole.backup(db)
+
+
+def _generation(path: Path) -> _State:
+    with suppress(FileNotFoundError), Path(f"{path}-wal").open("rb") as log:
+        if header := log.read(_LOG_HEADER):
+            return path.stat().st_ino, header
+    return _state(path)
+
+
+def _state(path: Path) -> _State:
+    states = []
+    for ending in ("", *_LOGS):
+        with suppress(FileNotFoundError):
+            now = Path(f"{path}{ending}").stat()
+            states.append((ending, now.st_size, now.st_ino, now.st_mtime_ns))
+    return tuple(states)

@@ -1,20 +1,19 @@
-"""``ringray recover``: a new store from a damaged one, its snapshot and its log.
+"""``ringray recover``: a new store from a damaged one, its log and its snapshot.
 
-Rows are read one by one through sqlite, by the keys that the table or its index still lists, and
-are taken if their checksums hold. The snapshot supplies what is not readable any more.
+Rows are read one by one through sqlite, by the keys that the table or its index still lists. The
+snapshot supplies what is not readable any more.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,11 @@ from typing import Any
 from ringray.base import locks
 from ringray.base.errors import DamagedStore, PlaceError, reason_of
 from ringray.lab.store import rows, snapshot
-from ringray.lab.store.memory_copy import unchanged
-from ringray.lab.store.schema import Damage, connect, resolved
+from ringray.lab.store.schema import TRIAL, Damage, resolved, upgrade
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepRow
 
-_PAGE = 4096  # bytes; sqlite's default, which every store has
-_SIZE = slice(28, 32)  # where the first page says how many there are; sqlite looks itself at 0
-# Of each table what is read, and in which order.
-_SCANS: dict[rows.Table, list[tuple[str, ...]]] = {
-    "trials": [
-        ("trials NOT INDEXED", "digest", "key"),
-        ("trials INDEXED BY trials_by_seq", "digest", "seq"),
-    ],
-    "history": [("history", "digest", "key", "seq")],
-}
-
-Recording = tuple[str, int]  # key of a trial, and number in its sweep: 0 until the trial has ended
+_Name = tuple[str, str, int]  # digest, key, number
 
 
 @dataclass(frozen=True)
@@ -63,6 +50,15 @@ class Recovered:
     sweeps: tuple[Saved, ...]
 
 
+@dataclass
+class _Recordings:
+    """Recordings of the trials of a sweep, by key and number."""
+
+    named: set[tuple[str, int]] = field(default_factory=set)
+    current: list[Kept] = field(default_factory=list)
+    earlier: list[Kept] = field(default_factory=list)
+
+
 def recover(path: Path) -> Recovered:
     """Replaces a damaged store by a new one with everything that can be read.
 
@@ -76,44 +72,34 @@ def recover(path: Path) -> Recovered:
     if _whole(path):
         return Recovered(None, ())
     try:
-        with locks.temporary_folder(".recovering", path.parent) as folder:
-            return _recover(path, folder.path)
+        with (
+            locks.temporary_folder(".recovering", path.parent) as folder,
+            ExitStack() as stack,
+        ):
+            new, sources = folder.path / "new.db", []
+            for source in (path, snapshot.path_of(path)):
+                copy = folder.path / source.name
+                for ending in ("", "-wal"):
+                    with suppress(FileNotFoundError):
+                        shutil.copyfile(f"{source}{ending}", f"{copy}{ending}")
+                db = stack.enter_context(closing(sqlite3.connect(copy, isolation_level=None)))
+                with suppress(PlaceError, sqlite3.Error):
+                    db.execute("PRAGMA writable_schema = ON")  # reads a truncated file, too
+                    upgrade(db, copy)
+                    sources.append(db)
+            with Store(new) as store:
+                saved = _fill(store, sources)
+            if not saved:
+                raise PlaceError(
+                    f"nothing in {path} can be read as rows of a ringray store; move it away. "
+                    "`ringray resume SWEEP --from-mlflow` rebuilds a sweep that MLflow has"
+                )
+            return Recovered(_exchange(path, new), saved)
     except OSError as error:
         raise PlaceError(
             f"the new store cannot be written beside {path}: {reason_of(error)}; {path} is as it "
             "was: free some space and try again"
         ) from error
-
-
-def _recover(path: Path, folder: Path) -> Recovered:
-    old, new = folder / "old.db", folder / "new.db"
-    unchanged(path, partial(_copy, path, old))
-    Store(new).close()
-    sources = [old]
-    if snapshot.path_of(path).exists():
-        sources.append(folder / "snapshot.db")
-        _copy(snapshot.path_of(path), sources[1])
-    with ExitStack() as stack:
-        opened = []
-        for source in sources:
-            with suppress(PlaceError):
-                opened.append(stack.enter_context(closing(_open(source, new))))
-        with Store(new) as store:
-            _keep_identity(store, opened)
-            saved = _fill(store, opened)
-    if not saved:
-        raise PlaceError(
-            f"nothing in {path} can be read as rows of a ringray store; move it away. "
-            "`ringray resume SWEEP --from-mlflow` rebuilds a sweep that MLflow has"
-        )
-    return Recovered(_exchange(path, new), saved)
-
-
-def _copy(path: Path, copy: Path) -> None:
-    """Copies a store and its log as they are."""
-    for ending in ("", "-wal"):
-        with suppress(FileNotFoundError):
-            shutil.copyfile(f"{path}{ending}", f"{copy}{ending}")
 
 
 def _whole(path: Path) -> bool:
@@ -129,18 +115,47 @@ def _whole(path: Path) -> bool:
     return True
 
 
-def _open(path: Path, new: Path) -> sqlite3.Connection:
-    """Opens a copy. If its first page, the schema, is destroyed, it takes that of a new store:
-    every store has the tables at the same places."""
-    try:
-        return connect(path, create=False)
-    except PlaceError:
-        page = bytearray(new.read_bytes()[:_PAGE])
-        page[_SIZE] = bytes(4)
-        with path.open("r+b") as file:
-            file.write(page)
-            file.truncate(max(path.stat().st_size, new.stat().st_size))
-        return connect(path, create=False)
+def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
+    """Writes the rows of all sources, those of the first one before the others'; the sweeps that
+    were created last come last."""
+    environments = cache(partial(_environment, sources))
+    sweeps: dict[str, SweepRow] = {}
+    by_digest = defaultdict[str, _Recordings](_Recordings)
+    for db in reversed(sources):
+        for (identity,) in _scan(db, "id FROM identity", "id"):
+            store.identify(identity)
+        for (digest,) in _scan(db, "digest FROM sweeps", "digest"):
+            with suppress(sqlite3.Error, Damage):
+                for sweep in rows.sweep_rows(db, environments, "WHERE digest = ?", digest):
+                    sweeps[digest] = sweep
+    for db in sources:
+        for (digest, key, seq), row in _trials(db).items():
+            recordings = by_digest[digest]
+            recordings.named.add((key, seq))
+            with suppress(Damage):
+                if row is not None:
+                    into = recordings.current if row[-1] else recordings.earlier
+                    into.append(rows.recording(row[:-1], environments))
+    for digest, recordings in by_digest.items():
+        if digest not in sweeps and (recordings.current or recordings.earlier):
+            # `ringray run SPEC` knows it by its digest and gives it its name again.
+            name, kind = f"lost-{digest[:12]}", UNKNOWN
+            sweeps[digest] = SweepRow(digest, name, kind, {}, "", {}, "interrupted", 0.0, 0.0)
+    in_order = sorted(sweeps.values(), key=lambda sweep: sweep.created)
+    return tuple(_saved(store, sweep, by_digest[sweep.digest]) for sweep in in_order)
+
+
+def _saved(store: Store, sweep: SweepRow, recordings: _Recordings) -> Saved:
+    """Writes a sweep; returns what could be saved of it."""
+    store.restore(sweep, sweep.created, recordings.current, recordings.earlier)
+    trials, earlier = store.trials(sweep.digest), store.history(sweep.digest)
+    ended = {row.key for row in trials if row.status is not None}
+    readable = {(row.key, seq) for row, seq in (*recordings.current, *recordings.earlier)}
+    unread = [key for key, seq in recordings.named - readable if seq]
+    lost = tuple(sorted({*unread} - ended))
+    others = sum(key in ended for key in unread)
+    counts, nameless = (len(trials), len(ended)), sweep.kind == UNKNOWN
+    return Saved(sweep.digest, sweep.name, *counts, lost, nameless, len(earlier), others)
 
 
 def _environment(sources: list[sqlite3.Connection], identity: str) -> dict[str, Any]:
@@ -151,95 +166,24 @@ def _environment(sources: list[sqlite3.Connection], identity: str) -> dict[str, 
     return {}
 
 
-def _keep_identity(store: Store, sources: list[sqlite3.Connection]) -> None:
-    """Gives ``store`` the identity of the first source that has one."""
-    for db in sources:
-        for (identity,) in _scan(db, "id FROM identity", "id"):
-            if re.fullmatch(r"[0-9a-f]{32}", str(identity)):
-                store.identify(identity)
-                return
-
-
-def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
-    """Writes the rows of all sources, those of the first one before the others'; the sweeps that
-    were created last come last."""
-    environments = cache(partial(_environment, sources))
-    listed = [{table: _listed(db, table) for table in rows.TABLES} for db in sources]
-    sweeps = _sweeps(sources, environments)
-    digests = sorted(sweeps, key=lambda digest: sweeps[digest].created)
-    digests += sorted({digest for tables in listed for digest in tables["trials"]} - set(digests))
-    saved = []
-    for digest in digests:
-        trials: list[list[Kept]] = []
-        earlier: list[Kept] = []
-        named = set()
-        for db, tables in zip(sources, listed, strict=True):
-            present, past = tables["trials"][digest], tables["history"][digest]
-            read = partial(rows.trial_rows, db, environments, digest)
-            trials.append(_rows(read, {(key,) for key, _ in present}, "trials"))
-            earlier += _rows(read, past, "history")
-            named |= {(key, number) for key, number in present | past if number}
-        if digest not in sweeps and not any(trials):
-            continue
-        # `ringray run SPEC` knows it by its digest and gives it its name again.
-        lost_row = SweepRow(digest, f"lost-{digest[:12]}", UNKNOWN, {}, "", {}, "interrupted", 0, 0)
-        sweep = sweeps.get(digest, lost_row)
-        # Current rows of all sources come before any history: the first one of a trial stays.
-        for of_source in trials:
-            store.restore(sweep, sweep.created, of_source)
-        store.restore(sweep, sweep.created, (), earlier)
-        saved_rows = {(row.trial.key, row.seq) for some in (*trials, earlier) for row in some}
-        saved.append(_saved(store, sweep, sweep is lost_row, named, named - saved_rows))
-    return tuple(saved)
-
-
-def _saved(
-    store: Store, sweep: SweepRow, nameless: bool, named: set[Recording], unread: set[Recording]
-) -> Saved:
-    """Returns the counts of a sweep; ``named``: the recordings of ended trials that its sources
-    name."""
-    trials, earlier = store.trials(sweep.digest), store.history(sweep.digest)
-    ended = {row.key for row in trials if row.status is not None}
-    lost = {key for key, _ in named} - ended
-    others = sum(key not in lost for key, _ in unread)
-    counts, gone = (len(trials), len(ended)), tuple(sorted(lost))
-    return Saved(sweep.digest, sweep.name, *counts, gone, nameless, len(earlier), others)
-
-
-def _sweeps(
-    sources: list[sqlite3.Connection], environments: rows.Environments
-) -> dict[str, SweepRow]:
-    """Returns the sweeps by digest; the first source wins."""
-    sweeps: dict[str, SweepRow] = {}
-    for db in reversed(sources):
-        for (digest,) in _scan(db, "digest FROM sweeps", "digest"):
-            with suppress(sqlite3.Error, Damage):
-                for sweep in rows.sweep_rows(db, environments, "WHERE digest = ?", digest):
-                    sweeps[digest] = sweep
-    return sweeps
-
-
-def _listed(db: sqlite3.Connection, table: rows.Table) -> dict[str, set[Recording]]:
-    """Returns the recordings by digest that a table, or its index, still names."""
-    recordings = defaultdict[str, set[Recording]](set)
-    for source, *order in _SCANS[table]:
-        for digest, key, number in _scan(db, f"digest, key, seq FROM {source}", *order):
-            if re.fullmatch(r"[0-9a-f]{64}", str(digest)):
-                recordings[digest].add((str(key), int(number)))
-    return recordings
-
-
-def _rows(
-    read: Callable[..., list[Kept]], places: Iterable[tuple[str | int, ...]], table: rows.Table
-) -> list[Kept]:
-    """Returns the rows of a table at ``places``, keys or keys and numbers, that ``read`` can
-    read: ``rows.trial_rows`` of a sweep."""
-    only = "AND key = ?" if table == "trials" else "AND key = ? AND seq = ?"
-    readable: list[Kept] = []
-    for place in sorted(places):
-        with suppress(sqlite3.Error, Damage):
-            readable += read(only, *place, table=table)
-    return readable
+def _trials(db: sqlite3.Connection) -> dict[_Name, tuple[Any, ...] | None]:
+    """Returns the rows of trials that the table or its index still names, None for those that
+    cannot be read."""
+    table, order = "trials NOT INDEXED", ("digest", "key", "seq")
+    columns = ", ".join((*TRIAL, "current"))
+    names = {*_scan(db, f"digest, key, seq FROM {table}", *order)}
+    names |= {*_scan(db, "digest, key, seq FROM trials INDEXED BY trials_by_seq", "digest", "seq")}
+    # A destroyed page may read as rows without values.
+    whole = [name for name in names if all(map(isinstance, name, (str, str, int)))]
+    trials: dict[_Name, tuple[Any, ...] | None] = dict.fromkeys(sorted(whole))
+    # A search for a row may lead through a damaged one, a walk stops at it: both are tried.
+    for row in _scan(db, f"{columns} FROM {table}", *order):
+        trials[row[0], row[1], row[5]] = row
+    for name in [name for name, row in trials.items() if row is None]:
+        with suppress(sqlite3.Error):
+            query = f"SELECT {columns} FROM {table} WHERE digest = ? AND key = ? AND seq = ?"
+            trials[name] = db.execute(query, name).fetchone()
+    return {name: trials[name] for name in whole}
 
 
 def _scan(db: sqlite3.Connection, what: str, *order: str) -> Iterator[tuple[Any, ...]]:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import re
 import sqlite3
-import stat
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
-from functools import cache
-from hashlib import sha256
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ringray.base import private_files
@@ -21,10 +16,14 @@ from ringray.lab.store import snapshot
 
 BUSY_S = 5.0  # seconds to wait for another process's lock
 _APPLICATION_ID = 0x72696E67  # "ring"; marks the file as a store
+NEWEST = 4  # the schema of _TABLES
 
-_OBJECTS = "SELECT type, name, sql FROM sqlite_master WHERE name NOT GLOB 'sqlite_*'"
-_TABLES = """
-CREATE TABLE environments (
+SWEEP = ("digest", "name", "kind", "spec", "source", "environment")
+TRIAL: tuple[str, ...] = ("digest", "key", "idx", "config", "predicted", "seq", "status", "reason")
+TRIAL += ("metrics", "samples", "point", "attempts", "started", "ended", "environment")
+
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS environments (
     id TEXT PRIMARY KEY,        -- sha256 of content
     content TEXT NOT NULL
 ) WITHOUT ROWID;
@@ -37,7 +36,8 @@ CREATE TABLE sweeps (
     environment TEXT NOT NULL REFERENCES environments (id),
     status TEXT NOT NULL,
     created REAL NOT NULL,
-    updated REAL NOT NULL       -- when a driver last began or finished it
+    updated REAL NOT NULL,      -- when a driver last began or finished it
+    turn INTEGER NOT NULL       -- grows with each of these, unlike a clock, which may be set back
 ) WITHOUT ROWID;
 CREATE TABLE trials (
     digest TEXT NOT NULL REFERENCES sweeps (digest),
@@ -48,77 +48,58 @@ CREATE TABLE trials (
     seq INTEGER NOT NULL DEFAULT 0,     -- 0 until it ended, then growing within the sweep
     status TEXT,
     reason TEXT,
-    metrics TEXT NOT NULL DEFAULT '{}',
-    samples TEXT NOT NULL DEFAULT '{}',
+    metrics TEXT NOT NULL DEFAULT '{{}}',
+    samples TEXT NOT NULL DEFAULT '{{}}',
     point TEXT,
     attempts INTEGER NOT NULL DEFAULT 0,
     started REAL,
     ended REAL,
     environment TEXT REFERENCES environments (id),
-    PRIMARY KEY (digest, key)
+    current INTEGER NOT NULL DEFAULT 1, -- one row of each trial; the others are its history
+    PRIMARY KEY (digest, key, seq)
 ) WITHOUT ROWID;
 CREATE INDEX trials_by_seq ON trials (digest, seq);
-CREATE TABLE leases (
-    digest TEXT NOT NULL,
-    role TEXT NOT NULL,
-    token TEXT NOT NULL,
-    pid INTEGER NOT NULL,
-    birth TEXT NOT NULL,
-    host TEXT NOT NULL,
-    beat REAL NOT NULL,
-    PRIMARY KEY (digest, role)
+-- The place at which MLflow accepted a sweep; without credentials.
+CREATE TABLE IF NOT EXISTS tracked (
+    digest TEXT PRIMARY KEY,
+    uri TEXT NOT NULL,
+    experiment_id TEXT NOT NULL,
+    run_id TEXT NOT NULL
 ) WITHOUT ROWID;
+-- The name of this store among those that write to one MLflow.
+CREATE TABLE IF NOT EXISTS identity (id TEXT NOT NULL);
+INSERT INTO identity SELECT lower(hex(randomblob(16))) WHERE NOT EXISTS (SELECT 1 FROM identity);
+PRAGMA application_id = {_APPLICATION_ID}
 """
 
-
-# A row's seal is a checksum of these columns, because sqlite notices no damage within a page. Of a
-# sweep it covers what never changes between two begins, of a trial everything.
-SWEEP = ("digest", "name", "kind", "spec", "source", "environment")
-TRIAL: tuple[str, ...] = ("digest", "key", "idx", "config", "predicted", "seq", "status", "reason")
-TRIAL += ("metrics", "samples", "point", "attempts", "started", "ended", "environment")
-SWEEP_SEAL = f"seal_of({', '.join(SWEEP)})"
-TRIAL_SEAL = f"seal_of({', '.join(TRIAL)})"
+# _STEPS[n] takes a store of schema n to n + 1, in one transaction with the version's change; the
+# first one makes a store. Schemas 2 and 3 had checksums of rows, which nothing reads any more.
+_STEPS = [
+    _TABLES,
+    """
+ALTER TABLE sweeps ADD COLUMN turn INTEGER NOT NULL DEFAULT 0;
+UPDATE sweeps SET turn =
+    (SELECT count(*) FROM sweeps AS older WHERE older.updated <= sweeps.updated)
+""",
+    "CREATE TABLE history AS SELECT * FROM trials WHERE false",
+    f"""
+ALTER TABLE sweeps RENAME TO old_sweeps;
+ALTER TABLE trials RENAME TO old_trials;
+DROP INDEX trials_by_seq;
+{_TABLES};
+INSERT INTO sweeps SELECT {", ".join(SWEEP)}, status, created, updated, turn FROM old_sweeps;
+INSERT INTO trials SELECT {", ".join(TRIAL)}, 1 FROM old_trials;
+INSERT INTO trials SELECT {", ".join(TRIAL)}, 0 FROM history;
+DROP TABLE history;
+DROP TABLE old_trials;
+DROP TABLE old_sweeps;
+DROP TABLE leases
+""",
+]
 
 
 class Damage(ValueError):
-    """A row is not as it was written; the message names it."""
-
-
-def seal_of(*values: str | float | None) -> str:
-    """Returns the seal of a row with these values."""
-    return sha256(json.dumps(values).encode()).hexdigest()[:16]
-
-
-# MIGRATIONS[n] takes a store of schema n to n + 1, in one transaction with the version's change.
-# To change the schema, append a step; never edit one that was released.
-MIGRATIONS: list[Sequence[str]] = [
-    [*_TABLES.split(";\n"), f"PRAGMA application_id = {_APPLICATION_ID}"],
-    [
-        # Grows with each begin and finish of any sweep, unlike a clock, which may be set back.
-        "ALTER TABLE sweeps ADD COLUMN turn INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE sweeps ADD COLUMN seal TEXT",
-        "ALTER TABLE trials ADD COLUMN seal TEXT",
-        # The place at which MLflow accepted a sweep; without credentials.
-        """CREATE TABLE tracked (digest TEXT PRIMARY KEY, uri TEXT NOT NULL,
-        experiment_id TEXT NOT NULL, run_id TEXT NOT NULL) WITHOUT ROWID""",
-        """UPDATE sweeps SET turn =
-        (SELECT count(*) FROM sweeps AS older WHERE older.updated <= sweeps.updated)""",
-        f"UPDATE sweeps SET seal = {SWEEP_SEAL}",
-        f"UPDATE trials SET seal = {TRIAL_SEAL}",
-    ],
-    [
-        # Earlier recordings of trials; ``trials`` has the current one.
-        """CREATE TABLE history (digest TEXT NOT NULL REFERENCES sweeps (digest), key TEXT NOT NULL,
-        seq INTEGER NOT NULL, idx INTEGER NOT NULL, config TEXT NOT NULL, predicted TEXT NOT NULL,
-        status TEXT NOT NULL, reason TEXT, metrics TEXT NOT NULL, samples TEXT NOT NULL, point TEXT,
-        attempts INTEGER NOT NULL, started REAL, ended REAL,
-        environment TEXT REFERENCES environments (id), seal TEXT, PRIMARY KEY (digest, key, seq)
-        ) WITHOUT ROWID""",
-        # The name of this store among those that write to one MLflow.
-        "CREATE TABLE identity (id TEXT NOT NULL)",
-        "INSERT INTO identity VALUES (lower(hex(randomblob(16))))",
-    ],
-]
+    """A row cannot be read; the message names it."""
 
 
 def resolved(path: str | Path) -> Path:
@@ -132,13 +113,14 @@ def resolved(path: str | Path) -> Path:
 
 
 def connect(path: Path, create: bool) -> sqlite3.Connection:
-    """Opens the store at ``path`` and migrates it to the newest schema. Raises PlaceError."""
+    """Opens the store at ``path`` and takes it to the newest schema. Raises PlaceError."""
     prepare(path, create)
     with failures(path):
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
-            db.create_function("seal_of", -1, seal_of, deterministic=True)
-            _migrate(db, path)
+            if 0 < _version(db, path) < NEWEST:
+                snapshot.take(db, path)
+            upgrade(db, path, create=True)
             _use_wal(db)
             # In WAL mode with NORMAL the end of the process loses nothing; a power cut can lose
             # the last transactions but never damages the file.
@@ -160,13 +142,9 @@ def transaction(db: sqlite3.Connection, path: Path) -> Iterator[sqlite3.Connecti
             yield db
             db.execute("COMMIT")
         except BaseException:
-            _roll_back(db)
+            if db.in_transaction:  # on some errors (a full disk) sqlite rolls back by itself
+                db.execute("ROLLBACK")
             raise
-
-
-def _roll_back(db: sqlite3.Connection) -> None:
-    if db.in_transaction:  # on some errors (a full disk) sqlite rolls back by itself
-        db.execute("ROLLBACK")
 
 
 @contextmanager
@@ -190,9 +168,7 @@ def failures(path: Path) -> Iterator[None]:
 _ELSEWHERE = "or use another store with --store FILE"
 # The pages of the schema have other content, or a text is not UTF-8.
 _DAMAGE = re.compile(
-    "no such (table|column)|unsupported file format|malformed database schema|"
-    "user-defined function raised|could not decode to utf-8",
-    re.IGNORECASE,
+    "no such (table|column)|unsupported file format|could not decode to utf-8", re.IGNORECASE
 )
 _NO_SPACE = "the disk reports an error or has no space left; free some space"
 _ADVICE = {
@@ -229,34 +205,31 @@ def prepare(path: Path, create: bool, writes: bool = True) -> None:
         if path.is_dir():
             advice = f"name a file in it, as in {path / 'store.db'}"
             raise PlaceError(f"the store {path} is a directory; {advice}")
-        for file in (path, *(path.with_name(path.name + end) for end in private_files.COMPANIONS)):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                if not stat.S_ISREG(file.stat().st_mode):
-                    raise PlaceError(f"the store {file} is not a regular file; name another file")
         if path.exists():
+            if not path.is_file():
+                raise PlaceError(f"the store {path} is not a regular file; name another file")
             if not os.access(path, os.R_OK | os.W_OK if writes else os.R_OK):
                 lack = f"is not {'writable' if writes else 'readable'}"
                 raise PlaceError(f"the store {path} {lack}; change its permissions, {_ELSEWHERE}")
-            if writes:
-                private_files.database(path)
-            else:
-                private_files.refuse_foreign(path.resolve())
+            if not writes:
+                private_files.refuse_foreign(path)
             if not create and path.stat().st_size == 0:
                 raise damaged(path, "the file is empty")
-            return
-        if not create:
+        elif not create:
             raise PlaceError(
                 f"there is no store at {path}; `ringray run SPEC` creates one, "
                 "--store FILE or RINGRAY_HOME names another"
             )
-        if path.parent.exists() and not path.parent.is_dir():
-            raise PlaceError(
-                f"the store {path} cannot be created: {path.parent} is a file, not a directory; "
-                "name a file in a directory"
-            )
-        private_files.above(path)
-        # Created here and not by sqlite, for the mode; its -wal and -shm files take the same.
-        private_files.database(path)
+        else:
+            if path.parent.exists() and not path.parent.is_dir():
+                raise PlaceError(
+                    f"the store {path} cannot be created: {path.parent} is a file, not a "
+                    "directory; name a file in a directory"
+                )
+            private_files.above(path)
+        if writes:
+            # Created here and not by sqlite, for the mode; its -wal and -shm files take the same.
+            private_files.database(path)
     except OSError as error:
         raise PlaceError(
             f"the store {path} cannot be created or opened: {reason_of(error)}; "
@@ -264,62 +237,43 @@ def prepare(path: Path, create: bool, writes: bool = True) -> None:
         ) from error
 
 
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    db.execute("BEGIN")  # one moment for all reads: another process may be creating it
-    try:
-        version = _version(db, path)
-    finally:
-        _roll_back(db)
-    if version == len(MIGRATIONS):
-        return
-    if version:
-        snapshot.take(db, path)
-    upgrade(db, path, create=True)
-
-
 def upgrade(db: sqlite3.Connection, path: Path, create: bool = False) -> None:
     """Takes ``db``, the content of the store at ``path``, to the newest schema. Raises PlaceError
     if it is no store, or none yet and ``create`` is not set."""
+    if _version(db, path) == NEWEST:
+        return
     with transaction(db, path):
         version = _version(db, path)  # another process may have been faster
         if not version and not create:
             raise damaged(path, "the file is empty")
-        for statement in itertools.chain(*MIGRATIONS[version:]):
-            db.execute(statement)
-        db.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
+        for script in _STEPS[version:] if version else [_TABLES]:
+            for statement in script.split(";\n"):
+                db.execute(statement)
+        db.execute(f"PRAGMA user_version = {NEWEST}")
 
 
 def _version(db: sqlite3.Connection, path: Path) -> int:
-    version: int = db.execute("PRAGMA user_version").fetchone()[0]
-    ours = db.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION_ID
-    objects = frozenset(db.execute(_OBJECTS))
-    names = {name for _, name, _ in objects}
-    if not ours and names >= {"environments", "sweeps", "trials"}:
-        raise damaged(path, "its first page is not as it was written")
-    if not ours and names:
+    """Returns the schema of a store, 0 if it is empty; PlaceError if it cannot be used."""
+    # In one query: another process may be creating it.
+    query = (
+        "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master), "
+        "(SELECT min(name) FROM sqlite_master WHERE type IN ('view', 'trigger')) "
+        "FROM pragma_user_version, pragma_application_id"
+    )
+    version, application, objects, foreign = db.execute(query).fetchone()
+    if objects and application != _APPLICATION_ID:
         raise PlaceError(
             f"the store {path} is a database of another program; name a ringray store or a new file"
         )
-    if version > len(MIGRATIONS):
+    if version > NEWEST:
         raise PlaceError(
             f"the store {path} was written by a newer ringray (schema {version}, this one knows "
-            f"{len(MIGRATIONS)}); upgrade ringray, {_ELSEWHERE}"
+            f"{NEWEST}); upgrade ringray, {_ELSEWHERE}"
         )
-    # A view may compute for ever, a trigger changes what is written: none of a stranger's is used.
-    if foreign := objects ^ _made_by(max(version, 0)):
-        kind, name, _ = min(foreign)
-        raise damaged(path, f"its {kind} {name[:40]!r} is not as schema {version} has it")
-    return version
-
-
-@cache
-def _made_by(version: int) -> frozenset[tuple[str, str, str]]:
-    """Returns what a store of a schema consists of."""
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.create_function("seal_of", -1, seal_of)
-        for statement in itertools.chain(*MIGRATIONS[:version]):
-            db.execute(statement)
-        return frozenset(db.execute(_OBJECTS))
+    if foreign:  # a view may compute for ever, a trigger changes what is written
+        what = f"has a view or trigger {foreign[:40]!r}, which ringray never makes"
+        raise PlaceError(f"the store {path} {what}; name a ringray store or a new file")
+    return int(version)
 
 
 def _use_wal(db: sqlite3.Connection) -> None:

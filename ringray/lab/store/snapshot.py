@@ -15,22 +15,23 @@ def path_of(store: Path) -> Path:
     return store.with_name(f"{store.name}.snapshot")
 
 
-def take(db: sqlite3.Connection, store: Path, broken: str = "SELECT 1 WHERE false") -> None:
+def take(db: sqlite3.Connection, store: Path) -> None:
     """Replaces the snapshot by a copy of ``db``; keeps the old one if the copy is not whole.
 
     A snapshot is a precaution: without room for one the sweep goes on.
-
-    Args:
-        broken: a query that returns a row if the content is damaged.
     """
     part = store.with_name(f".{store.name}.snapshot.{os.getpid()}")
     with suppress(OSError, sqlite3.Error):
-        private_files.create(part)
-        with closing(sqlite3.connect(part)) as copy:
-            db.backup(copy)
-            copy.execute("PRAGMA journal_mode = DELETE")  # one file, without a log
-            whole = copy.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)
-        if whole and db.execute(broken).fetchone() is None:
+        if copy(db, part):
             part.replace(path_of(store))
     with suppress(OSError):
         part.unlink(missing_ok=True)
+
+
+def copy(db: sqlite3.Connection, path: Path) -> bool:
+    """Writes a copy of ``db``, one file without a log; returns whether it is whole."""
+    private_files.create(path)
+    with closing(sqlite3.connect(path)) as written:
+        db.backup(written)
+        written.execute("PRAGMA journal_mode = DELETE")
+        return bool(written.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))

@@ -22,7 +22,6 @@ from ringray.base.errors import PlaceError, UserError, suggestion
 from ringray.base.locks import Owner
 from ringray.lab.store import rows, snapshot
 from ringray.lab.store.memory_copy import MemoryCopy
-from ringray.lab.store.place import OpenFile
 from ringray.lab.store.schema import connect, damaged, failures, resolved, transaction
 from ringray.lab.trial.outcome import (
     STATUSES,
@@ -39,7 +38,6 @@ from ringray.lab.trial.outcome import (
 )
 
 Role = Literal["driver", "tracker"]
-_LOG_MODE = 18  # the byte of the file that is 2 if it has a log
 _SNAPSHOT_S = 30.0  # seconds between two snapshots while a driver records, at least
 _SNAPSHOT_SHARE = 0.01  # of a driver's time for snapshots, at most
 
@@ -74,16 +72,15 @@ class Store:
 
     def __init__(self, path: str | Path, create: bool = True, readonly: bool = False) -> None:
         self.path = resolved(path)
-        had_log = self.path.with_name(f"{self.path.name}-wal").exists()
         self._copy = MemoryCopy(self.path) if readonly else None
         self._db = self._copy.db if self._copy else connect(self.path, create)
-        self._place = OpenFile(self.path)
+        self._file = self.path.stat()
+        self._lost: PlaceError | None = None
         self._lock = threading.RLock()
         # Thousands of trials share one.
         self._environments = cache(partial(rows.environment, self._db))
         self._leases: dict[str, Callable[[], bool]] = {}  # a driver's, by digest: still held?
         self._snapshot_due = time.monotonic() + _SNAPSHOT_S
-        self.doubt = None if had_log else self._lost_log()
 
     def __enter__(self) -> Store:
         return self
@@ -94,8 +91,6 @@ class Store:
     def close(self) -> None:
         """Closes the store; the last process to do so moves the log of a killed one into it."""
         with self._lock:
-            if self._copy is None:
-                locks.remove_leases(self.path)
             self._db.close()
 
     def check(self) -> None:
@@ -123,14 +118,10 @@ class Store:
         """
         now = time.time()
         with self._write(sweep.digest) as db:
-            rows.check_seals(db, sweep.digest)
             environment = rows.put_sweep(db, sweep, "running", now, "status", "updated")
-            rows.put_trials(db, sweep.digest, trials)
-            rows.forget_unplanned(db, sweep.digest, {trial.key for trial in trials})
-            rows.record_pruned(db, sweep, trials, environment, now)
             for key, seq in (current or {}).items():
                 rows.make_current(db, sweep.digest, key, seq)
-            rows.seal(db, sweep.digest)
+            rows.put_trials(db, sweep, trials, environment, now)
 
     def record(self, digest: str, key: str, outcome: Outcome) -> None:
         """Records the outcome of a trial as the current one; an earlier one goes to the history.
@@ -161,7 +152,7 @@ class Store:
     def forget(self, digest: str) -> None:
         """Removes a sweep and its trials, if it was begun and then could not start."""
         with self._write(digest) as db:
-            for table in (*rows.TABLES, "tracked", "sweeps"):
+            for table in ("trials", "tracked", "sweeps"):
                 db.execute(f"DELETE FROM {table} WHERE digest = ?", (digest,))
 
     def restore(
@@ -253,28 +244,22 @@ class Store:
 
     def trials(self, digest: str) -> list[TrialRow]:
         """Returns all trials of a sweep in the order of the plan."""
-        return [row for row, _ in self._trials("ORDER BY idx, key", digest)]
+        return [row for row, _ in self._trials("AND current ORDER BY idx, key", digest)]
 
     def newest(self, digest: str, count: int) -> list[TrialRow]:
         """Returns the successful trials of a sweep that ended last."""
-        condition = "AND status = 'ok' ORDER BY ended DESC LIMIT ?"
+        condition = "AND current AND status = 'ok' ORDER BY ended DESC LIMIT ?"
         return [row for row, _ in self._trials(condition, digest, count)]
 
     def history(self, digest: str) -> list[Kept]:
         """Returns the earlier recordings of all trials, which :meth:`trials` does not, in the order
         of recording."""
-        return self._trials("ORDER BY seq, key", digest, table="history")
+        return self._trials("AND NOT current ORDER BY seq, key", digest)
 
     def changed_since(self, digest: str, cursor: int) -> tuple[list[Kept], int]:
         """Returns all recordings after ``cursor`` (0 at first), the earlier ones of a trial
         included, in their order, and the new cursor."""
-        recordings = {
-            (recording.trial.key, recording.seq): recording
-            # In this order: between the two queries a recording may become an earlier one.
-            for table in rows.TABLES
-            for recording in self._trials("AND seq > ?", digest, cursor, table=table)
-        }
-        changes = sorted(recordings.values(), key=lambda recording: recording.seq)
+        changes = self._trials("AND seq > ? ORDER BY seq", digest, cursor)
         return changes, changes[-1].seq if changes else cursor
 
     def tracked(self, digest: str) -> Tracked | None:
@@ -285,9 +270,11 @@ class Store:
 
     def sequence(self, digest: str, key: str | None = None) -> int:
         """Returns the number of a trial's record, or of the sweep's last; it grows with each."""
-        query = "SELECT max(seq) FROM trials WHERE digest = ? AND key = ifnull(?, key)"
-        row = self._one(query, digest, key)
-        return int(row[0] or 0) if row else 0
+        which = "digest = ? AND key = ifnull(?, key) AND current"
+        row = self._one(
+            f"SELECT seq FROM trials WHERE {which} ORDER BY seq DESC LIMIT 1", digest, key
+        )
+        return int(row[0]) if row else 0
 
     def name_of(self, digest: str) -> str:
         """Returns a sweep's name, or the start of its digest if it was never begun."""
@@ -301,7 +288,7 @@ class Store:
         """Opens a transaction on a sweep; PlaceError if another driver took this one's lease, or if
         the file was deleted or replaced."""
         with self._lock:
-            self._place.check(self._db)
+            self._check_place()
         with self._lock, transaction(self._db, self.path) as db:
             held = self._leases.get(digest)
             if held is not None and not held():
@@ -310,6 +297,32 @@ class Store:
                     "was out of reach; this one stops, the other goes on"
                 )
             yield db
+
+    def _check_place(self) -> None:
+        """Raises PlaceError if the file was deleted or replaced, which sqlite tolerates; the
+        content is then saved beside the path, and the error says where."""
+        try:
+            if os.path.samestat(self.path.stat(), self._file):
+                return
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        except OSError:  # a network that is away; sqlite reports it
+            return
+        if self._lost is None:
+            how = "replaced" if self.path.exists() else "deleted"
+            copy = self.path.with_name(f"{self.path.name}.rescued-{int(time.time())}")
+            where = (
+                f"all that it held is in {copy}: `ringray resume SWEEP --store {copy}` continues"
+            )
+            try:
+                private_files.above(copy)
+                snapshot.copy(self._db, copy)
+            except (OSError, sqlite3.Error):
+                where = "what it held could not be saved; `ringray resume SWEEP --from-mlflow` "
+                where += "restores what MLflow has"
+            why = f"was {how} while it is in use; {where}"
+            self._lost = PlaceError(f"the store {self.path} {why}")
+        raise self._lost
 
     @contextmanager
     def _read(self) -> Iterator[sqlite3.Connection]:
@@ -323,21 +336,10 @@ class Store:
             row: tuple[Any, ...] | None = db.execute(query, values).fetchone()
         return row
 
-    def _lost_log(self) -> str | None:
-        """Warns if a process died while it had the store open and its log is not there."""
-        dead = locks.killed_drivers(self.path)
-        if not dead or self._db.serialize()[_LOG_MODE] != 2:
-            return None
-        return (
-            f"the store {self.path} lacks its log {self.path.name}-wal, though {dead[0]} died "
-            "while it wrote: trials that it recorded last may be missing. `ringray resume SWEEP` "
-            "measures them again, with --from-mlflow it restores them"
-        )
-
     def _take_snapshot(self) -> None:
         began = time.monotonic()
         with self._lock:
-            snapshot.take(self._db, self.path, " UNION ALL ".join(rows.BROKEN))
+            snapshot.take(self._db, self.path)
         now = time.monotonic()
         self._snapshot_due = now + max(_SNAPSHOT_S, (now - began) / _SNAPSHOT_SHARE)
 
@@ -346,11 +348,9 @@ class Store:
             sweeps = rows.sweep_rows(db, self._environments, condition, *values)
             return [rows.counted(db, sweep) for sweep in sweeps]
 
-    def _trials(
-        self, condition: str, digest: str, *values: int, table: rows.Table = "trials"
-    ) -> list[Kept]:
+    def _trials(self, condition: str, digest: str, *values: int) -> list[Kept]:
         with self._read() as db:
-            return rows.trial_rows(db, self._environments, digest, condition, *values, table=table)
+            return rows.trial_rows(db, self._environments, digest, condition, *values)
 
 
 def _known(names: list[str], selector: str) -> str:

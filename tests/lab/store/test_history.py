@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ringray.base.errors import DamagedStore
 from ringray.lab.cli import main
-from ringray.lab.store import snapshot
-from ringray.lab.store.recover import recover
+from ringray.lab.store import schema, snapshot
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import NOT_REQUESTED, Kept, Outcome
-from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
+from tests.support import old_stores
+from tests.support.store_rows import DIGEST, ENVIRONMENT, ok, sweep, trial
 
 KEYS = [trial(index).key for index in range(3)]
 
@@ -37,6 +36,8 @@ def _all(store: Store) -> set[tuple[str, float | None]]:
     return {(row.key, row.metrics.get("median_ms")) for row in rows if row.status}
 
 
+CURRENT = [11.5, 12.5, 3.5]
+METRICS = ['{"median_ms":1.5}', '{"median_ms":12.5}']
 ALL = {(KEYS[index], index + 1.5) for index in range(3)} | {(KEYS[0], 11.5), (KEYS[1], 12.5)}
 
 
@@ -102,68 +103,52 @@ def test_what_comes_from_elsewhere_is_joined(tmp_path: Path) -> None:
         assert len({*numbers, second.sequence(DIGEST, KEYS[0])}) == len(numbers) + 1
 
 
-def test_recover_keeps_the_history_and_the_name_of_the_store(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_recover_keeps_the_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that only the snapshot still has join it."""
     path = tmp_path / "store.db"
     _twice(path)
-    whole = path.read_bytes()
-    with Store(path) as store:
-        identity = store.identity
+    # The current measurement of one trial and the earlier one of another.
+    lost = f"UPDATE trials SET metrics = 'x' WHERE metrics IN ('{METRICS[0]}', '{METRICS[1]}')"
     for with_snapshot in (True, False):
-        path.write_bytes(b"\xee" * 4096 + whole[4096:])
+        with closing(sqlite3.connect(path)) as db, db:
+            assert db.execute(lost).rowcount == 2
         if not with_snapshot:
             snapshot.path_of(path).unlink()
-        (saved,) = recover(path).sweeps
-        assert (saved.ended, saved.earlier, saved.lost, saved.lost_others) == (3, 2, (), 0)
+        assert main(["recover", "--store", str(path)]) == 0
         with Store(path) as store:
-            assert _all(store) == ALL
-            assert store.identity == identity
-    at = whole.index(b'{"median_ms":1.5}')  # an earlier one, alone
-    path.write_bytes(whole[:at] + b'{"median_ms":1.6}' + whole[at + 17 :])
-    with Store(path, create=False) as store, pytest.raises(DamagedStore, match=KEYS[0]):
-        store.history(DIGEST)
-    assert main(["recover", "--store", str(path)]) == 0
-    assert "1 earlier measurement; lost: 1 measurement of others" in capsys.readouterr().out
+            if with_snapshot:
+                assert _all(store) == ALL
+                assert [row.metrics["median_ms"] for row in store.trials(DIGEST)] == CURRENT
+                store.finish(DIGEST, "complete")
+            else:
+                assert _all(store) == ALL - {(KEYS[0], 1.5), (KEYS[1], 12.5)}
+    out = capsys.readouterr().out
+    assert "3 trials, 3 of them ended, 2 earlier measurements\n" in out
+    # The second trial has an earlier measurement still, and none that is current.
+    assert "lost: 1 ended trial, 1 measurement of others" in out
 
 
-def test_what_only_the_snapshot_still_has_is_joined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", old_stores.SCHEMAS[:-1])
+def test_a_store_of_an_older_schema_is_taken_over(tmp_path: Path, version: int) -> None:
     path = tmp_path / "store.db"
-    with Store(path) as store:
-        store.begin(sweep(), [trial(0)])
-        store.record(DIGEST, KEYS[0], ok(0))
-        store.finish(DIGEST, "complete")
-        older = snapshot.path_of(path).read_bytes()
-        store.record(DIGEST, KEYS[0], ok(10, started=20.0))
-    path.write_bytes(path.read_bytes().replace(b'{"median_ms":11.5}', b'{"median_ms":99.5}'))
-    snapshot.path_of(path).write_bytes(older)
-    (saved,) = recover(path).sweeps
-    assert (saved.ended, saved.lost, saved.lost_others) == (1, (), 1)
-    with Store(path) as store:
-        assert _all(store) == {(KEYS[0], 1.5)}
-
-
-def test_a_store_of_the_second_schema_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    text = (Path(__file__).parent / "data" / "store_schema_2.sql").read_text()
-    with sqlite3.connect(path) as old:
-        old.executescript(text)
-    old.close()
+    old_stores.write(path, version)
     with Store(path, create=False) as store:
-        assert store.find("quick").counts == {"ok": 2, "pruned": 1}
-        tracked = store.tracked(DIGEST)
-        assert tracked is not None
-        assert tracked.run_id == "r"
-        assert (store.history(DIGEST), len(store.identity)) == ([], 32)
-        store.record(DIGEST, KEYS[0], ok(10, started=20.0))
-        assert [kept.trial.metrics for kept in store.history(DIGEST)] == [{"median_ms": 1.5}]
-        store.record(OTHER, KEYS[0], ok(0))
-        (failed,) = store.history(OTHER)
-        assert (failed.trial.status, failed.trial.reason) == ("failed", "lost a rank")
-    with Store(shutil.copy(path, tmp_path / "copy.db")) as copy, Store(path) as store:
-        assert copy.identity == store.identity
-    with Store(tmp_path / "new.db") as new, Store(path) as store:
-        assert new.identity != store.identity
+        assert snapshot.path_of(path).read_bytes()[60:64] == bytes([0, 0, 0, version])
+        sweep = store.find("small")
+        assert (sweep.counts, sweep.total) == ({"ok": 2, "pruned": 2, "failed": 1}, 8)
+        first, second, third, *others = store.trials(sweep.digest)
+        assert [row.attempts for row in (first, second, third)] == [2, 1, 3]
+        assert (first.metrics, first.samples) == ({"median_ms": 11.0}, {"ms": [1.0, 2.0]})
+        assert (third.reason, {row.status for row in others}) == ("it broke", {None, "pruned"})
+        earlier = [kept.trial.metrics["median_ms"] for kept in store.history(sweep.digest)]
+        assert earlier == ([12.34] if version == 3 else [])
+        assert (store.tracked(sweep.digest) is None, len(store.identity)) == (version == 1, 32)
+        store.record(sweep.digest, first.key, ok(10, started=20.0))
+        assert len(store.history(sweep.digest)) == len(earlier) + 1
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (schema.NEWEST,)
+        assert not db.execute("PRAGMA foreign_key_check").fetchall()
+    db.close()
 
 
 def test_attempts_are_those_of_a_measurement_and_of_the_ones_before(tmp_path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +19,11 @@ import pytest
 from ringray.base.errors import PlaceError, UserError
 from ringray.base.private_files import create_home
 from ringray.base.provenance import point_digest
-from ringray.lab.store import schema as store_file
+from ringray.lab.store import schema
+from ringray.lab.store.recover import recover
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.outcome import Outcome, record_line
+from tests.support import old_stores
 from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
 
 
@@ -93,13 +98,6 @@ def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> 
     assert store.find("quick").status == "running"
     store.begin(sweep(environment=newer), [trial(3)])
     assert [row.index for row in store.trials(DIGEST)] == [0, 1, 3], "what has ended stays"
-
-
-def test_trials_that_are_planned_no_more_stay_if_they_have_ended(store: Store) -> None:
-    store.begin(sweep(), [trial(index) for index in range(3)])
-    store.record(DIGEST, trial(1).key, ok(1))
-    store.begin(sweep(), [trial(0)])
-    assert [row.key for row in store.trials(DIGEST)] == [trial(0).key, trial(1).key]
 
 
 def test_recording_again_replaces_and_counts_the_attempts(store: Store) -> None:
@@ -201,34 +199,6 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
     assert not (tmp_path / "absent.db").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_store_without_permission(tmp_path: Path) -> None:
-    Store(tmp_path / "store.db").close()
-    (tmp_path / "store.db").chmod(0o400)
-    with pytest.raises(PlaceError, match="is not writable"):
-        Store(tmp_path / "store.db")
-
-
-def test_a_read_only_file_is_named(store: Store) -> None:
-    store._db.execute("PRAGMA query_only = ON")
-    with pytest.raises(PlaceError, match=r"store.db is not writable.*--store FILE"):
-        store.begin(sweep(), [])
-
-
-def test_a_damaged_store_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    with Store(path) as store:
-        store.begin(sweep(), [trial(index) for index in range(300)])
-    data = bytearray(path.read_bytes())
-    data[4096 * 2 :] = b"\xff" * (len(data) - 4096 * 2)
-    path.write_bytes(data)
-    with (
-        pytest.raises(PlaceError, match=r"is damaged .*ringray recover --store"),
-        Store(path) as store,
-    ):
-        store.trials(DIGEST)
-
-
 def test_another_process_that_holds_the_lock(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,19 +225,69 @@ def test_a_full_disk_leaves_nothing_half_recorded(store: Store) -> None:
     assert store.find("big").total == 2000
 
 
-def test_the_schema_migrates_in_one_transaction(
+def test_a_step_to_a_newer_schema_is_whole_or_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "store.db"
-    with Store(path) as store:
-        store.begin(sweep(), [trial(0)])
-
-    works = ["ALTER TABLE sweeps ADD COLUMN note TEXT"]
-    fails = [*works, "no SQL"]
-    monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS, fails])
+    old_stores.write(path, 3)
+    with sqlite3.connect(path) as db:
+        before = [*db.iterdump()]
+    monkeypatch.setattr(schema, "_STEPS", [*schema._STEPS[:-1], schema._STEPS[-1] + ";\nno SQL"])
     with pytest.raises(sqlite3.OperationalError, match="syntax error"):
         Store(path)
-    monkeypatch.setattr(store_file, "MIGRATIONS", [*store_file.MIGRATIONS[:-1], works])
+    assert [*db.iterdump()] == before
+    db.close()
+    monkeypatch.undo()
     with Store(path) as store:
-        assert store.find("quick").total == 1
-        assert store._db.execute("PRAGMA user_version").fetchone() == (len(store_file.MIGRATIONS),)
+        assert store.find("small").total == 8
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced", "folder"])
+def test_a_store_that_is_lost_while_it_is_in_use(tmp_path: Path, how: str) -> None:
+    """Its content is saved beside it, and another store in its place keeps its own log."""
+    path = tmp_path / "in" / "store.db"
+    other = Store(tmp_path / "other.db")
+    with Store(path) as store, store.lease(DIGEST):
+        store.begin(sweep(), [trial(0), trial(1)])
+        store.record(DIGEST, trial(0).key, ok(0))
+        held = store.trials(DIGEST)
+        if how == "folder":
+            shutil.rmtree(path.parent)
+        else:
+            for ending in ("", "-wal", "-shm"):
+                path.with_name(path.name + ending).unlink()
+        if how == "replaced":
+            other.begin(sweep(), [])
+            for ending in ("", "-wal", "-shm"):
+                Path(f"{other.path}{ending}").rename(f"{path}{ending}")
+        with pytest.raises(PlaceError, match="while it is in use") as error:
+            store.record(DIGEST, trial(1).key, ok(1))
+        with pytest.raises(PlaceError, match=re.escape(str(error.value))):
+            store.finish(DIGEST, "interrupted")
+    assert path.exists() == (how == "replaced")
+    (saved,) = path.parent.glob("store.db.rescued-*")
+    assert str(saved) in str(error.value)
+    with Store(saved, create=False) as store:
+        assert store.trials(DIGEST) == held
+    if how == "replaced":
+        with Store(path, create=False) as store:
+            assert store.find(DIGEST).total == 0
+
+
+def test_a_store_behind_a_link_is_the_same_store(tmp_path: Path) -> None:
+    """With its log, which lies beside the file and not beside the link."""
+    path, link = tmp_path / "far" / "store.db", tmp_path / "link.db"
+    Store(path).close()
+    link.symlink_to(path)
+    with Store(link) as store:
+        assert store.path == path
+        store.begin(sweep(), [trial(0)])
+        assert {file.name for file in tmp_path.glob("*db*")} == {"link.db"}
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("UPDATE sweeps SET spec = ''")
+    assert recover(link).aside == tmp_path / "far" / "store.db.damaged"
+    assert link.is_symlink()
+    link.unlink()
+    link.symlink_to(link)
+    with pytest.raises(PlaceError, match="cannot be opened"):
+        Store(link)
