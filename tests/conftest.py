@@ -31,7 +31,21 @@ if NO_DEVICES:
 
 SPEEDS = ("slow", "chaos", "exhaustive", "gpu")  # a test with none of them is quick
 # Those that take longest come first, so that no worker waits for another's last file.
-LONGEST = ()
+LONGEST = (
+    "tests/attention/test_ring_attention.py",
+    "tests/contracts/test_transports.py",
+    "tests/lab/driver/test_driver.py",
+    "tests/training/test_training.py",
+    "tests/kernels/test_compiled.py",
+    "tests/lab/tracking/test_tracking.py",
+    "tests/lab/kinds/test_train.py",
+    "tests/chaos/test_faults.py",
+    "tests/chaos/test_ring_faults.py",
+    "tests/chaos/test_hosts.py",
+    "tests/chaos/test_jobs.py",
+    "tests/chaos/test_metrics.py",
+    "tests/browser/test_pages.py",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

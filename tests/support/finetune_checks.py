@@ -33,11 +33,8 @@ def _rope(**table: Any) -> dict[str, Any]:
 
 # Name: class, options of its config.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "default": ("Llama", _rope(rope_type="default")),
     "llama3": ("Llama", {**_rope(**LLAMA_3), "tie_word_embeddings": True}),
     "llama3 of before": ("Llama", {"rope_theta": 5e5, "rope_scaling": LLAMA_3}),
-    "linear": ("Llama", _rope(rope_type="linear", factor=4.0)),
-    "dynamic": ("Llama", _rope(rope_type="dynamic", factor=4.0)),
     "yarn": (
         "Qwen2", _rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=64),
     ),
