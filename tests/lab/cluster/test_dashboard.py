@@ -24,7 +24,7 @@ def test_it_is_the_generated_one() -> None:
     assert done.stdout == BOARD.read_text(), f"python cluster/dashboard.py {done.stderr}"
 
 
-@prometheus.needed
+@pytest.mark.prometheus
 def test_promtool_reads_every_expression(tmp_path: Path) -> None:
     def check(texts: list[str]) -> int:
         rules = [{"record": f"chart:{at}", "expr": text} for at, text in enumerate(texts)]
@@ -36,7 +36,7 @@ def test_promtool_reads_every_expression(tmp_path: Path) -> None:
     assert check(["max by (sweep (ray_ringray_trials)"]) != 0
 
 
-@prometheus.needed
+@pytest.mark.prometheus
 def test_promtool_reads_the_configuration() -> None:
     done = subprocess.run(
         ["promtool", "check", "config", prometheus.CONFIG], capture_output=True, text=True
