@@ -172,61 +172,39 @@ class Cudnn(SimpleNamespace):
         return tuple(differentiate(dout, q, k, v, out, lse[..., 0], causal, scale))
 
 
-class Flash2(SimpleNamespace):
-    """``flash_attn.flash_attn_interface``."""
+class Flash:
+    """``flash_attn.flash_attn_interface``, or ``flash_attn_interface`` of version 3."""
 
-    calls = 0
+    #: Arguments that version 2 has no defaults for, and 3 is not given.
+    UNUSED = {  # noqa: RUF012
+        "dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0,
+        "alibi_slopes": None,
+    }  # fmt: skip
 
-    def _flash_attn_forward(
-        self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, softmax_scale: float, causal: bool,
-        window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: None,
-        return_softmax: bool,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        assert (window_size_left, window_size_right, softcap) == (-1, -1, 0.0)
-        assert (dropout_p, alibi_slopes, return_softmax) == (0.0, None, False)
-        self.calls += 1
-        out, lse, _ = attend(*(x.transpose(1, 2) for x in (q, k, v)), causal, softmax_scale)
-        return out.transpose(1, 2), lse, None, None
-
-    def _flash_attn_backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
-        dq: Tensor, dk: Tensor, dv: Tensor, dropout_p: float, softmax_scale: float, causal: bool,
-        window_size_left: int, window_size_right: int, softcap: float, alibi_slopes: None,
-        deterministic: bool, rng_state: None = None,
-    ) -> Tensor:  # fmt: skip
-        assert deterministic
-        self.calls += 1
-        given = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-        found = differentiate(*given, softmax_lse, causal, softmax_scale)
-        for into, x in zip((dq, dk, dv), found, strict=True):
-            into.copy_(x.transpose(1, 2))
-        return softmax_lse
-
-
-class Flash3(SimpleNamespace):
-    """``flash_attn_interface``, less the arguments that are left at their defaults."""
-
-    calls = 0
+    def __init__(self, *, version_3: bool) -> None:
+        self.version_3, self.calls = version_3, 0
 
     def _flash_attn_forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool
+        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool, **rest: Any
     ) -> tuple[Any, ...]:
+        assert rest == ({} if self.version_3 else self.UNUSED | {"return_softmax": False})
         self.calls += 1
         out, lse, _ = attend(*(x.transpose(1, 2) for x in (q, k, v)), causal, softmax_scale)
         return out.transpose(1, 2), lse, None, None
 
     def _flash_attn_backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, *,
-        dq: Tensor, dk: Tensor, dv: Tensor, softmax_scale: float, is_causal: bool,
-        deterministic: bool,
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *,
+        dq: Tensor, dk: Tensor, dv: Tensor, softmax_scale: float, deterministic: bool, **rest: Any,
     ) -> Tensor:  # fmt: skip
+        causal = rest.pop("is_causal" if self.version_3 else "causal")
         assert deterministic
+        assert rest == ({} if self.version_3 else self.UNUSED)
         self.calls += 1
-        given = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-        found = differentiate(*given, softmax_lse, is_causal, softmax_scale)
-        for into, x in zip((dq, dk, dv), found, strict=True):
+        tensors = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+        gradients = differentiate(*tensors, lse, causal, softmax_scale)
+        for into, x in zip((dq, dk, dv), gradients, strict=True):
             into.copy_(x.transpose(1, 2))
-        return softmax_lse
+        return lse
 
 
 @pytest.fixture
@@ -249,8 +227,8 @@ def vendor(
         kernels: Any = Cudnn()
         monkeypatch.setattr(cudnn, "_ops", kernels)
         return cudnn, kernels
-    kernels = Flash3() if request.param == "flash 3" else Flash2()
-    calls = flash.Kernels(kernels, version_3=request.param == "flash 3")
+    kernels = Flash(version_3=request.param == "flash 3")
+    calls = flash.Kernels(kernels, version_3=kernels.version_3)
     monkeypatch.setattr(flash, "_kernels", lambda q: calls)
     return flash, kernels
 
