@@ -223,24 +223,12 @@ def table() -> dict[str, Hardware]:
     return read_entries(TABLE)
 
 
-class _EntryLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that is given twice, of which YAML takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [str(key.value) for key, _ in node.value]
-        for number, (key, _) in enumerate(node.value):
-            if (name := names[number]) in names[:number]:
-                why = f"{name[:60]} is given twice, keep one"
-                raise yaml.constructor.ConstructorError(problem=why, problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def read_entries(path: Path) -> dict[str, Hardware]:
     """Reads a file of entries; raises UserError that names the fields that are wrong."""
     try:
         with private_files.regular(path) as file:
             text = file.read()
-        content = yaml.load(text, _EntryLoader)
+        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = " ".join(reason_of(error).split())
         raise UserError(f"hardware: {path} cannot be read: {why}") from error

@@ -132,10 +132,6 @@ def test_a_wrong_file_is_told_by_line_and_field(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (
-            f"{MINE}  products: 0.5\n",
-            'products is given twice, keep one in "<byte string>", line 18',
-        ),
         ("mine: !!python/name:os.system", "could not determine a constructor for the tag"),
     ],
 )

@@ -21,27 +21,23 @@ if TYPE_CHECKING:
     from ringray.lab.trial.config import TrialConfig
 
 DEFAULT = "sdpa"
-_CPU, _GPU = "cpu", "cuda"
 
 
 @dataclass(frozen=True)
 class BaselineKind:
     """A baseline.
 
-    ``words``: its name in results. ``on_ring``: every rank computes its shard, dealt by the default
-    partition; else the first rank computes the whole problem. ``rows_first``: it takes tensors (B,
-    S, H, D). ``devices``: those that it runs on. ``gradients``: those that it has gradients on.
-    ``half_only``: it takes elements of 16 bits only. ``causal_only``: it takes no other mask.
+    ``words``: its name in results. ``on_ring``: a package on GPUs, in which every rank computes its
+    shard, dealt by the default partition, of elements of 16 bits with a causal mask alone; else the
+    first rank computes the whole problem. ``rows_first``: it takes tensors (B, S, H, D).
+    ``gradients_on_cpu``: it has a backward pass there, too.
     """
 
     module: str
     words: str
     on_ring: bool = False
     rows_first: bool = False
-    devices: tuple[str, ...] = (_CPU, _GPU)
-    gradients: tuple[str, ...] = (_CPU, _GPU)
-    half_only: bool = False
-    causal_only: bool = False
+    gradients_on_cpu: bool = True
 
     @property
     def where(self) -> str:
@@ -51,14 +47,13 @@ class BaselineKind:
     def unsupported(self, config: TrialConfig, device: str) -> str | None:
         """Returns why it cannot compute a point on ``device`` (cpu, cuda, auto), or None."""
         problem = config.problem
-        listed = device in (_CPU, _GPU)
-        if listed and device not in self.devices:
-            return f"{self.words} runs on {', '.join(self.devices)} only, got {device}"
-        if listed and problem.has_backward and device not in self.gradients:
+        if self.on_ring and device == "cpu":
+            return f"{self.words} runs on cuda only, got {device}"
+        if problem.has_backward and device == "cpu" and not self.gradients_on_cpu:
             return f"{self.words} has no gradients on {device}, got {problem.direction}"
         if self.on_ring and config.ring.size == 1:
             return f"{self.words} needs at least 2 ranks, got a ring of 1"
-        if self.half_only and DTYPES[problem.dtype].itemsize != 2:
+        if self.on_ring and DTYPES[problem.dtype].itemsize != 2:
             return f"{self.words} takes elements of 16 bits, got {problem.dtype}"
         if problem.rescored or problem.sinks:
             return f"{self.words} takes neither softcap, sinks, alibi nor dropout here"
@@ -66,29 +61,25 @@ class BaselineKind:
             return (
                 f"{self.words} takes one head dim, got {problem.head_dim} and {problem.value_dim}"
             )
-        if self.causal_only and not (problem.causal and problem.mask.plain):
+        if self.on_ring and not (problem.causal and problem.mask.plain):
             return f"{self.words} takes causal: true without any other mask"
         return None
 
 
 BASELINES: dict[str, BaselineKind] = {
     "sdpa": BaselineKind("ringray.lab.kinds.baselines.sdpa", "SDPA"),
-    "flex": BaselineKind("ringray.lab.kinds.baselines.flex", "FlexAttention", gradients=(_GPU,)),
+    "flex": BaselineKind(
+        "ringray.lab.kinds.baselines.flex", "FlexAttention", gradients_on_cpu=False
+    ),
     "context-parallel": BaselineKind(
         "ringray.lab.kinds.baselines.context_parallel",
         "PyTorch's context_parallel",
         on_ring=True,
-        devices=(_GPU,),
-        half_only=True,
-        causal_only=True,
     ),
     "ring-flash-attn": BaselineKind(
         "ringray.lab.kinds.baselines.ring_flash_attn",
         "ring-flash-attn",
         on_ring=True,
         rows_first=True,
-        devices=(_GPU,),
-        half_only=True,
-        causal_only=True,
     ),
 }
