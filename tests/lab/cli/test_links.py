@@ -53,14 +53,6 @@ def test_the_matrix_has_bandwidth_above_and_latency_below(
     assert f"kept in {kept}" in out
 
 
-def test_slow_links_are_in_megabytes(finds: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    finds(cluster(2, {(0, 1): {"bandwidth": 95e6}}))
-    cli.main(["doctor", "--cluster", *AT])
-    out = capsys.readouterr().out
-    assert out.startswith("MB/s ")
-    assert ["1", "10.0.0.2", "–", "95.0"] in [line.split() for line in out.splitlines()]
-
-
 def test_what_was_found_is_shown_beside_what_failed(
     finds: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

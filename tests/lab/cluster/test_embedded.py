@@ -72,30 +72,6 @@ def test_a_start_that_fails_is_tried_again(
     assert all(line.endswith("so it is; starting it again") for line in told)
 
 
-def test_the_ports_of_agents_are_free_and_held() -> None:
-    """Nobody else gets them, and the agent can listen there; Ray's functions are put back."""
-    import socket
-
-    from ray._private import parameter, ray_constants, services
-
-    from ringray.lab.cluster import ray_private
-
-    before = parameter.RayParams, services.start_ray_process
-    with ray_private.fixed_ports():
-        made: Any = parameter.RayParams(metrics_export_port=None, num_cpus=1)
-        ports = {getattr(made, name) for name in ray_private._AGENT_PORTS}
-        assert made.num_cpus == 1
-        assert len(ports) == 4
-        for port in ports:
-            with pytest.raises(OSError, match="in use"), socket.socket() as other:
-                other.bind(("127.0.0.1", port))
-            with socket.create_server(("127.0.0.1", port)):
-                pass
-        assert services.start_ray_process is not before[1]
-        assert ray_constants.PROCESS_TYPE_RAYLET
-    assert (parameter.RayParams, services.start_ray_process) == before
-
-
 def dirty(**_: Any) -> None:
     """Variables that Ray sets in the environment while it starts."""
     os.environ["PYTHONBREAKPOINT"] = os.environ["RAY_OF_ITS_OWN"] = "x"
