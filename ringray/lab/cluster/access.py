@@ -18,13 +18,8 @@ _HOW_TO = (
     "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the cluster's token or RAY_AUTH_TOKEN_PATH to "
     "a file that holds it (default ~/.ray/auth_token)"
 )
-# By the status of gRPC.
-_REFUSALS = {
-    "UNAVAILABLE": "the server at {address} is not Ray: {details}",
-    "UNIMPLEMENTED": "the server at {address} is not Ray: {details}",
-    "DEADLINE_EXCEEDED": "no Ray answers at {address}: a server accepts the connection and says "
-    "nothing for {seconds:g} s",
-}
+# Statuses of gRPC of what is no Ray; Ray meets any other error again and reports it.
+_NO_RAY = ("UNAVAILABLE", "UNIMPLEMENTED", "DEADLINE_EXCEEDED")
 
 
 def use_given_token() -> None:
@@ -70,11 +65,11 @@ def check(address: str) -> None:
         status = getattr(error.code(), "name", "")
         if status == "UNAUTHENTICATED":
             raise PlaceError(refused_token(address)) from None
-        if status in _REFUSALS:  # Ray meets any other error again and reports it
-            about = {"address": address, "details": (error.details() or "")[:200]}
+        if status in _NO_RAY:
             raise PlaceError(
-                f"{_REFUSALS[status].format(**about, seconds=CALL_S)}; expected HOST:PORT of a "
-                "cluster's GCS, by default port 6379 (`ringray submit` takes a dashboard's URL)"
+                f"no Ray answers at {address}: {(error.details() or status)[:200]}; expected "
+                "HOST:PORT of a cluster's GCS, by default port 6379 (`ringray submit` takes a "
+                "dashboard's URL)"
             ) from None
 
 

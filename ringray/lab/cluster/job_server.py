@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from ringray.base.errors import PlaceError, UserError, reason_of
+from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import plain, shown
 from ringray.lab.cluster import access, ray_private
 
@@ -51,21 +50,24 @@ def connect(url: str) -> Any:
             old.
     """
     access.use_given_token()
-    _probe(url)
     from ray.job_submission import JobSubmissionClient
 
     for name in ray_private.JOB_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
 
     class Client(JobSubmissionClient):
+        seconds = PROBE_S  # Ray's own waits without limit
+
         def _do_request(self, *arguments: Any, **options: Any) -> Any:
-            return super()._do_request(*arguments, **{"timeout": CALL_S, **options})
+            return super()._do_request(*arguments, **{"timeout": self.seconds, **options})
 
     # Ray prefers its variables to the address given.
     aside = {name: os.environ.pop(name) for name in _ADDRESSES if name in os.environ}
     try:
         with answering(url):
-            return Client(url)
+            client = Client(url)
+        client.seconds = CALL_S
+        return client
     finally:
         os.environ.update(aside)
 
@@ -83,39 +85,17 @@ def answering(url: str) -> Iterator[None]:
         raise PlaceError(access.no_token(url, error.message)) from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Of Ray's client, which parses an answer.
-        raise PlaceError(_unknown(url, f"its answer is wrong: {_last_line(error)}")) from error
+        raise PlaceError(
+            f"the server at {url} is not a Ray dashboard: its answer is wrong: "
+            f"{_last_line(error)}; expected {_EXAMPLE}"
+        ) from error
     except OSError as error:  # base class of requests' errors
-        raise PlaceError(f"the Ray at {url} no longer answers: {reason_of(error)}") from error
+        raise PlaceError(
+            f"no Ray answers at {url}: {_last_line(error)}; expected {_EXAMPLE}. "
+            "`ray start --head` starts it, from another machine it needs --dashboard-host"
+        ) from error
     except RuntimeError as error:
         raise PlaceError(f"the Ray at {url} refuses: {_last_line(error)}") from error
-
-
-def _probe(url: str) -> None:
-    """Raises PlaceError unless Ray's dashboard answers; Ray's client itself waits without limit."""
-    from ringray.base import web
-
-    try:
-        answer = web.get(f"{url}/api/version", PROBE_S)
-    except OSError as error:
-        reason = getattr(error, "reason", None) or error
-        raise PlaceError(
-            f"no Ray answers at {url}: {reason}; expected {_EXAMPLE}. "
-            "`ray start --head` starts it, from another machine it needs --dashboard-host"
-        ) from None
-    if answer.status in (401, 403):  # the client asks again, with the token
-        return
-    if answer.status != 200:
-        raise PlaceError(_unknown(url, f"HTTP status {answer.status}"))
-    try:
-        version = json.loads(answer.body)
-        if not isinstance(version, dict) or "ray_version" not in version:
-            raise ValueError("its answer has no ray_version")
-    except ValueError as error:
-        raise PlaceError(_unknown(url, str(error))) from None
-
-
-def _unknown(url: str, why: str) -> str:
-    return f"the server at {url} is not a Ray dashboard: {why}; expected {_EXAMPLE}"
 
 
 def _last_line(error: BaseException) -> str:

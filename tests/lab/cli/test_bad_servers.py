@@ -13,7 +13,7 @@ from ringray.lab import cli
 from ringray.lab.cluster import access, connect, job_server
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location, restore, tracker
-from tests.support.bad_servers import SAID, bad_server
+from tests.support.bad_servers import bad_server
 from tests.support.small_spec import SMALL
 from tests.support.tracking_store import begin, trials
 
@@ -77,7 +77,7 @@ def test_a_tracking_server(
 
 @pytest.mark.parametrize(
     ("kind", "answers"),
-    [*((kind, {}) for kind in SAID), ("silent", RAY), ("garbage", RAY), ("other-json", RAY)],
+    [(kind, answers) for kind in ("silent", "garbage", "other-json") for answers in ({}, RAY)],
 )
 def test_a_job_server(
     kind: str, answers: dict[str, bytes], small: str, capsys: pytest.CaptureFixture[str]
@@ -93,7 +93,7 @@ def test_a_control_plane(kind: str, small: str, capsys: pytest.CaptureFixture[st
     with bad_server(kind) as port:
         address = f"127.0.0.1:{port}"
         said = check_ends(capsys, str(port), "run", small, "--no-tracking", "--address", address)
-    assert "is not Ray" in said or "no Ray answers" in said
+    assert "no Ray answers" in said
 
 
 def test_a_ray_that_does_not_start(

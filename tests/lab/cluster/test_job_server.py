@@ -36,7 +36,7 @@ def test_the_address_is_what_was_given_else_what_ray_says(monkeypatch: pytest.Mo
     ("answer", "match"),
     [
         (b"<html>", "is not a Ray dashboard"),
-        (b'{"version": "4"}', "is not a Ray dashboard: its answer has no ray_version"),
+        (b'{"version": "4"}', "is not a Ray dashboard: its answer is wrong: 'ray_version'"),
         (b'{"ray_version": "1.8.0"}', "Ray version 1.8.0 is running on the cluster"),
     ],
 )
