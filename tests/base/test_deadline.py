@@ -1,4 +1,4 @@
-"""Deadlines of calls that have none, and of one request to any kind of server."""
+"""Deadlines of calls that have none."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import threading
 
 import pytest
 
-from ringray.base import deadline, web
-from tests.support.bad_servers import bad_server
+from ringray.base import deadline
 
 
 def test_a_call_in_time_returns_or_raises_what_it_does() -> None:
@@ -53,9 +52,3 @@ deadline.end(2)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "said\n", "")
-
-
-@pytest.mark.parametrize("kind", ["silent", "dribbling", "garbage"])
-def test_no_server_keeps_a_request_beyond_its_deadline(kind: str) -> None:
-    with bad_server(kind) as port, pytest.raises(OSError):
-        web.get(f"http://127.0.0.1:{port}/", 0.4)

@@ -180,8 +180,9 @@ def cannot_be_used(uri: str, why: str) -> PlaceError:
 def _check_server(uri: str, shown: str, seconds: float) -> None:
     # Imported here: the default place is a file, and ssl takes longer than the rest together.
     import ssl
-
-    from ringray.base import web
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+    from urllib.request import urlopen
 
     parts = urlsplit(uri)
     try:
@@ -193,11 +194,14 @@ def _check_server(uri: str, shown: str, seconds: float) -> None:
     netloc = parts.netloc.rpartition("@")[2]
     health = parts._replace(netloc=netloc, path=f"{parts.path.rstrip('/')}/health", query="")
     try:
-        answer = web.get(health.geturl(), seconds)
-        # Below 500 a server answered; proxies and managed servers may have no /health.
-        if 200 <= answer.status < 500:
+        urlopen(health.geturl(), timeout=seconds).close()
+        return
+    except HTTPError as error:
+        if error.code < 500:  # proxies and managed servers may have no /health
             return
-        why = f"it answers {answer.status} {answer.reason}"
+        why = f"it answers {error.code} {error.reason}"
+    except (HTTPException, ValueError) as error:
+        why = f"its answer is {str(error)[:80]!r}, not HTTP"
     except OSError as error:
         cause = getattr(error, "reason", None) or error
         if isinstance(cause, ssl.SSLCertVerificationError):

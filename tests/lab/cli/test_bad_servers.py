@@ -59,7 +59,7 @@ def check_ends(capsys: pytest.CaptureFixture[str], place: str, *arguments: str) 
     ("kind", "arguments"),
     [
         ("silent", ["run", "SPEC"]),
-        ("dribbling", ["sync", "quick"]),
+        ("silent", ["sync", "quick"]),
         ("garbage", ["resume", "quick", "--from-mlflow"]),
     ],
 )
