@@ -49,44 +49,33 @@ def check_file(
     path = Path(name)
     if name == "-":
         return
-    wrong = _wrong_kind(path, folder)
-    if wrong is None and is_stream(path):
-        return
-    if wrong is None:
-        wrong = _wrong_place(path, (*inputs, *_inputs(arguments)))
-    if wrong is None and new:
-        wrong = _not_new(path, arguments)
-    if wrong is not None:
+    for wrong in _objections(path, (*inputs, *_inputs(arguments)), folder):
         raise UserError(f"{option} {name}: {wrong}")
+    if is_stream(path):
+        return
+    if new and path.is_file() and not arguments.force:
+        raise UserError(f"{option} {name}: exists; {_WAY_OUT}, or give --force")
+    if new and not path.parent.is_dir():
+        raise UserError(f"{option} {name}: there is no folder {path.parent}; make it first")
     check_lasting(option, path)
 
 
-def _wrong_kind(path: Path, folder: bool) -> str | None:
-    if path.is_symlink() and not is_stream(path):
-        return f"is a link, to {path.readlink()}; {_WAY_OUT}"
-    if path.is_dir():
-        return None if folder else "is a folder; name a file in it"
-    if path.exists() and not (path.is_file() or path.is_fifo() or path.is_char_device()):
-        return f"is no file; {_WAY_OUT}"
-    return None
-
-
-def _wrong_place(path: Path, inputs: Sequence[Path | None]) -> str | None:
+def _objections(path: Path, inputs: Sequence[Path | None], folder: bool) -> Iterator[str]:
+    stream = is_stream(path)
+    if path.is_symlink() and not stream:
+        yield f"is a link, to {path.readlink()}; {_WAY_OUT}"
+    if path.is_dir() and not folder:
+        yield "is a folder; name a file in it"
+    if path.is_socket() or path.is_block_device():
+        yield f"is no file; {_WAY_OUT}"
+    if stream:
+        return
     place, home = path.resolve(), private_files.home().resolve()
     for source in (*inputs, home / "store.db", home / "mlflow.db"):
         if source is not None and _is_of(place, source.resolve()):
-            return f"would replace {place}, which is an input or beside one; {_WAY_OUT}"
+            yield f"would replace {place}, which is an input or beside one; {_WAY_OUT}"
     if any(place.is_relative_to(home / name) for name in _FOLDERS):
-        return f"lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
-    return None
-
-
-def _not_new(path: Path, arguments: argparse.Namespace) -> str | None:
-    if path.is_file() and not arguments.force:
-        return f"exists; {_WAY_OUT}, or give --force"
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}; make it first"
-    return None
+        yield f"lies in {place.parent}, which ringray keeps; {_WAY_OUT}"
 
 
 def _is_of(path: Path, database: Path) -> bool:

@@ -179,10 +179,10 @@ def verdict(
     return AutoscalerVerdict({"gpu": starting} if starting else {}, {}, refused, busy, version)
 
 
-def waits(group: Group, will_fit: bool = True, seconds: float = 600, **more: Any) -> list[str]:
+def waits(group: Group, will_fit: bool = True, seconds: float = 600, **options: Any) -> list[str]:
     """Waits for the place of a ring of 2; returns what was told meanwhile."""
     texts: list[str] = []
-    limits = WaitLimits(seconds, texts.append, will_fit, **more)
+    limits = WaitLimits(seconds, texts.append, will_fit, **options)
     placement_wait.wait(group, 2, {"CPU": 1.0}, limits)
     return texts
 
