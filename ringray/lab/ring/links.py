@@ -6,7 +6,6 @@ a link that is cut fails its own pair only.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +32,6 @@ from ringray.lab.trial.faults import of_exception
 PAIR_S = 0.8  # seconds of the messages of a pair, about
 PATIENCE_S = 10.0  # seconds for a connection, or a message
 _ROUND_S = 30.0  # seconds for both ends of a pair to answer, which give up before
-_LOOK_S = 2.0  # seconds between two looks at nodes that have not answered
 
 Samples = list[tuple[int, float]]  # bytes of a hop, and its seconds
 Say = Callable[[str], None]
@@ -145,22 +143,16 @@ class LinkSurvey:
 
     def _answers(self, asked: Mapping[int, Any], seconds: float) -> dict[int, Any]:
         """Returns the answers by node; one that gives none, or whose actor fails, is lost."""
-        late, ends = set(asked.values()), time.monotonic() + seconds
-        by_id = {self._ids[node]: reference for node, reference in asked.items()}
         self._silent = set()
-        seen, away = set[str](), set[str]()
-        while late and time.monotonic() < ends:
-            late -= set(ray.wait(list(late), num_returns=len(late), timeout=_LOOK_S)[0])
-            before, seen = seen, lost(node for node, asked_of in by_id.items() if asked_of in late)
-            away = before & seen  # a busy node may miss one look
-            if late and {by_id[node] for node in away} == late:
-                break
+        references = list(asked.values())
+        if references:
+            ray.wait(references, num_returns=len(references), timeout=seconds)
         answers = {}
         for node, reference in asked.items():
             try:
                 answers[node] = ray.get(reference, timeout=0)
             except RayError as error:
-                if self._ids[node] in away or lost([self._ids[node]]):
+                if lost(lost([self._ids[node]])):  # twice: a busy node may miss one look
                     self._lost[node] = "the node is gone"
                 elif isinstance(error, TimeoutError):
                     self._silent.add(node)
