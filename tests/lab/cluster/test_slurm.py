@@ -32,10 +32,8 @@ def network() -> Iterator[tuple[str, ...]]:
 
 BAD = {
     "none": ("", "no spec; expected: sbatch"),
-    "missing": ("absent.yaml", "absent.yaml"),
     "wrong": (tiny("wrong").replace("heads: 2", "heads: -2"), "problem.heads"),
     "large": (tiny("large", size=3), "a ring of 3 needs 3 CPUs"),
-    "gpus": (tiny("gpus").replace("device: cpu", "device: cuda"), "cuda needs GPUs"),
 }
 
 
