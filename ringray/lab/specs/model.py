@@ -41,6 +41,7 @@ from ringray.lab.specs.fields import (
     Ints,
     IntsOrNull,
     Kind,
+    Mismatch,
     Names,
     NamesOrNull,
     Several,
@@ -65,10 +66,12 @@ DIRECTIONS = ("forward", "forward+backward")
 ORDERS = ("topology", "given", "shuffled")
 OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
+# The services that show results; one other than MLflow is a module `lab/tracking/NAME_sink.py`.
+TRACKERS = ("mlflow",)
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
 _SCHEME = r"(?i:https?|sqlite|(postgresql|mysql|mssql)(\+[a-z0-9]+)?)"
 _URI = text(
-    rf"{_SCHEME}://[^{UNPRINTABLE}\t\n ]+", "http://HOST:PORT, sqlite:///PATH or a database", 2000
+    rf"{_SCHEME}://[^{UNPRINTABLE}\t\n ]*", "http://HOST:PORT, sqlite:///PATH or a database", 2000
 )
 _PATH = text(rf"[^{UNPRINTABLE}\t\n]+", "a path", 4096)
 _FLEET = text(r"[^:]{1,500}(:[0-9x]{1,12})?", "hardware with its ranks, such as h100:8x8")
@@ -317,8 +320,10 @@ class LimitsSection(Fields):
 
 
 class TrackingSection(Fields):
-    """The MLflow store of the results. Does not change the identity of a sweep."""
+    """The place where the results are shown. Does not change the identity of a sweep."""
 
+    to: Annotated[str, one_of(TRACKERS)] = "mlflow"
+    """Service that shows the results."""
     experiment: Annotated[str, or_null(_EXPERIMENT, "the name")] = Field(
         default="", json_schema_extra={"default": None}
     )
@@ -327,6 +332,17 @@ class TrackingSection(Fields):
     """MLflow tracking URI. null: $MLFLOW_TRACKING_URI, or sqlite under $RINGRAY_HOME."""
     enabled: Annotated[bool, TRUTH] = True
     """true: log to MLflow. false: results stay in the store only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill(cls, data: Any) -> Any:
+        """Fills in the URI of a service other than MLflow, which begins with its name."""
+        if not isinstance(data, dict) or data.get("to", "mlflow") not in TRACKERS[1:]:
+            return data
+        start = f"{data['to']}://"
+        if not str(data.get("uri") or start).startswith(start):
+            raise Mismatch(f"{start}... or null, with tracking.to: {data['to']}", place=("uri",))
+        return {**data, "uri": data.get("uri") or start}
 
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"

@@ -1,4 +1,4 @@
-"""The MLflow URI of a sweep, and checks that it can be used.
+"""The place of a sweep's runs, a URI, and checks that it can be used.
 
 The checks are quick, run before any actor starts, and do not import MLflow.
 """
@@ -18,6 +18,7 @@ from ringray.base import private_files
 from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import has_password, without_credentials
 from ringray.lab.cluster.job_folder import check_lasting
+from ringray.lab.tracking.sink import service_of
 
 MODE = "workflowType=machine_learning"  # of MLflow's pages; its other mode hides the description
 PROBE_S = 3.0  # seconds; for a server or a locked database to answer
@@ -45,9 +46,9 @@ def resolve_uri(spec_uri: str | None) -> str:
     if spec_uri:
         _check_spec_uri(spec_uri.strip())
     uri = (spec_uri or os.environ.get("MLFLOW_TRACKING_URI") or "").strip()
+    path = sqlite_path(uri)
     if not uri:
         return sqlite_uri(private_files.create_home() / "mlflow.db")
-    path = sqlite_path(uri)
     if path is None:
         return uri
     check_lasting("the tracking database", path)
@@ -74,37 +75,59 @@ def relative_path(uri: str) -> str | None:
     return path if sqlite_path(uri.strip()) and not Path(path).is_absolute() else None
 
 
-def _check_spec_uri(uri: str) -> None:
-    """Refuses URIs that are dangerous in a spec, which may come from another person: files outside
-    the working directory and the home folder, options of database drivers (some load libraries),
-    and servers that would receive the secrets of the environment."""
+def is_server(uri: str) -> bool:
+    """Returns whether an MLflow server is behind the URI, and not a database."""
+    return uri.lower().startswith(("http:", "https:"))
+
+
+def artifact_root(uri: str) -> str | None:
+    """Returns the folder for the files of a new experiment; None lets the server decide."""
+    if is_server(uri):
+        return None
+    path = private_files.folder(private_files.create_home() / "artifacts")
+    return path.as_uri() if "%" in str(path) else str(path)  # MLflow decodes a path too
+
+
+def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
+    """Returns the address of the sweep's page on the server; of a database the shell command that
+    shows it, and in a second line the page to open."""
+    if service := service_of(uri):
+        return service.page(experiment_id, run_id)
+    page = f"/#/experiments/{experiment_id}/runs/{run_id}?{MODE}" if run_id else ""
+    if is_server(uri):
+        return without_credentials(uri).rstrip("/").replace("***@", "", 1) + page
+    # A command with *** in it would not work, and a password does not belong on a screen.
+    place = '"$MLFLOW_TRACKING_URI"' if has_password(uri) else shlex.quote(uri)
+    command = f"{_mlflow_program()} ui --backend-store-uri {place} --host 127.0.0.1"
+    return command + (f"\nthen open http://127.0.0.1:5000{page}" if page else "")
+
+
+def _mlflow_program() -> str:
+    """Returns ``mlflow`` if the shell finds the one of this environment, else its path."""
+    ours = Path(sys.executable).parent / "mlflow"
+    of_shell = shutil.which("mlflow")
+    if not ours.exists() or (of_shell and Path(of_shell).resolve() == ours.resolve()):
+        return "mlflow"
+    here = Path.cwd()
+    return shlex.quote(str(ours.relative_to(here) if ours.is_relative_to(here) else ours))
+
+
+def cannot_be_used(uri: str, why: str) -> PlaceError:
+    """Returns the error for a place that passed the checks and then failed."""
+    return PlaceError(f"tracking at {without_credentials(uri)} cannot be used: {why}; {_WAY_OUT}")
+
+
+def check(uri: str, seconds: float | None = None) -> None:
+    """Raises PlaceError if the URI is malformed, its file cannot be used, or its server does not
+    answer within ``seconds`` (by default ``PROBE_S``)."""
+    if service := service_of(uri):
+        service.check()
+        return
     _check_kind(uri)
-    shown, path = without_credentials(uri), sqlite_path(uri)
-    allowed = "only the environment can: set MLFLOW_TRACKING_URI"
-    if path is not None:
-        folders = (Path.cwd(), private_files.home())
-        if not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
-            raise PlaceError(
-                f"tracking.uri {shown!r}: a spec cannot name {path}, which lies outside of the "
-                f"working directory and of RINGRAY_HOME; {allowed}"
-            )
-    if not is_server(uri) and "?" in uri:
-        raise PlaceError(f"tracking.uri {shown!r}: a spec cannot set database options; {allowed}")
-    secret = _environment_secret("http" if is_server(uri) else uri.partition(":")[0].lower())
-    if secret and not is_users_own(uri):
-        raise PlaceError(
-            f"tracking.uri {shown!r} would be sent {secret}, which is meant for the server in "
-            "MLFLOW_TRACKING_URI; set that to the same server, or remove the secret"
-        )
-
-
-def _environment_secret(scheme: str) -> str | None:
-    """Returns a secret of this user that a client of the scheme sends to any server, or None."""
-    for name in _SECRETS.get(scheme.partition("+")[0], ()):
-        if os.environ.get(name):
-            return name
-    stored = scheme == "http" and os.path.exists(os.path.expanduser("~/.mlflow/credentials"))  # noqa: PTH110, PTH111
-    return "~/.mlflow/credentials" if stored else None
+    if is_server(uri):
+        _check_server(uri, PROBE_S if seconds is None else seconds)
+    elif path := sqlite_path(uri):
+        _check_file(path)
 
 
 def is_users_own(uri: str) -> bool:
@@ -122,71 +145,61 @@ def _origin(uri: str) -> tuple[str, str | None, int | None]:
         return "", None, None
 
 
-def artifact_root(uri: str) -> str | None:
-    """Returns the folder for the files of a new experiment; None lets the server decide."""
-    if is_server(uri):
-        return None
-    path = private_files.folder(private_files.create_home() / "artifacts")
-    return path.as_uri() if "%" in str(path) else str(path)  # MLflow decodes a path too
-
-
-def check(uri: str, seconds: float | None = None) -> None:
-    """Raises PlaceError if the URI is malformed, its file cannot be used, or its server does not
-    answer within ``seconds`` (by default ``PROBE_S``)."""
+def _check_spec_uri(uri: str) -> None:
+    """Refuses URIs that are dangerous in a spec, which may come from another person: files outside
+    the working directory and the home folder, options of database drivers (some load libraries),
+    and servers that would receive the secrets of the environment."""
+    if service_of(uri):
+        return
     _check_kind(uri)
-    if is_server(uri):
-        _check_server(uri, without_credentials(uri), PROBE_S if seconds is None else seconds)
-    elif path := sqlite_path(uri):
-        _check_file(path)
-
-
-def is_server(uri: str) -> bool:
-    """Returns whether an MLflow server is behind the URI, and not a database."""
-    return uri.lower().startswith(("http:", "https:"))
+    shown, path = without_credentials(uri), sqlite_path(uri)
+    allowed = "only the environment can: set MLFLOW_TRACKING_URI"
+    if path is not None:
+        folders = (Path.cwd(), private_files.home())
+        if not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
+            raise PlaceError(
+                f"tracking.uri {shown!r}: a spec cannot name {path}, which lies outside of the "
+                f"working directory and of RINGRAY_HOME; {allowed}"
+            )
+    if not is_server(uri) and "?" in uri:
+        raise PlaceError(f"tracking.uri {shown!r}: a spec cannot set database options; {allowed}")
+    scheme = "http" if is_server(uri) else uri.partition(":")[0].lower().partition("+")[0]
+    secrets = [name for name in _SECRETS.get(scheme, ()) if os.environ.get(name)]
+    if scheme == "http" and Path("~/.mlflow/credentials").expanduser().exists():
+        secrets.append("~/.mlflow/credentials")
+    if secrets and not is_users_own(uri):
+        raise PlaceError(
+            f"tracking.uri {shown!r} would be sent {secrets[0]}, which is meant for the server in "
+            "MLFLOW_TRACKING_URI; set that to the same server, or remove the secret"
+        )
 
 
 def _check_kind(uri: str) -> None:
     """Raises PlaceError if MLflow would not take the URI for what it looks like."""
-    scheme, shown = uri.partition(":")[0].lower(), without_credentials(uri)
+    scheme = uri.partition(":")[0].lower()
+    why = None
     if scheme == "sqlite":
         if sqlite_path(uri) is None:
-            expected = "names no file: expected sqlite:///PATH"
-            raise PlaceError(f"tracking URI {shown!r} {expected}; {_WAY_OUT}")
+            why = "names no file: expected sqlite:///PATH"
     elif not is_server(uri) and (scheme.partition("+")[0] not in _DATABASES or "://" not in uri):
-        raise PlaceError(
-            f"tracking URI {shown!r} has an unknown scheme: expected http://HOST:PORT, "
-            f"https://..., sqlite:///PATH, {'://..., '.join(_DATABASES)}://... (MLflow no longer "
-            f"supports plain folders); {_WAY_OUT}"
+        why = (
+            "has an unknown scheme: expected http://HOST:PORT, https://..., sqlite:///PATH, "
+            f"{'://..., '.join(_DATABASES)}://... (MLflow no longer supports plain folders)"
         )
+    if why:
+        raise PlaceError(f"tracking URI {without_credentials(uri)!r} {why}; {_WAY_OUT}")
 
 
-def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
-    """Returns the address of the sweep's page on the server; of a database the shell command that
-    shows it, and in a second line the page to open."""
-    page = f"/#/experiments/{experiment_id}/runs/{run_id}?{MODE}" if run_id else ""
-    if is_server(uri):
-        return without_credentials(uri).rstrip("/").replace("***@", "", 1) + page
-    # A command with *** in it would not work, and a password does not belong on a screen.
-    place = '"$MLFLOW_TRACKING_URI"' if has_password(uri) else shlex.quote(uri)
-    command = f"{_mlflow_program()} ui --backend-store-uri {place} --host 127.0.0.1"
-    return command + (f"\nthen open http://127.0.0.1:5000{page}" if page else "")
-
-
-def cannot_be_used(uri: str, why: str) -> PlaceError:
-    """Returns the error for a place that passed the checks and then failed."""
-    return PlaceError(f"tracking at {without_credentials(uri)} cannot be used: {why}; {_WAY_OUT}")
-
-
-def _check_server(uri: str, shown: str, seconds: float) -> None:
+def _check_server(uri: str, seconds: float) -> None:
     # Imported here: the default place is a file, and ssl takes longer than the rest together.
     import ssl
     from http.client import HTTPException
     from urllib.error import HTTPError
     from urllib.request import urlopen
 
-    parts = urlsplit(uri)
+    shown, parts = without_credentials(uri), urlsplit(uri)
     try:
-        parts.port  # noqa: B018  it raises
+        port = parts.port or 5000
     except ValueError as error:
         raise PlaceError(f"tracking URI {shown!r}: {reason_of(error)}; {_WAY_OUT}") from error
     if not parts.hostname:
@@ -209,40 +222,25 @@ def _check_server(uri: str, shown: str, seconds: float) -> None:
         why = getattr(cause, "strerror", None) or str(cause)
     raise PlaceError(
         f"no MLflow server answers at {shown}: {why}; start it "
-        f"(`mlflow server --host 127.0.0.1 --port {parts.port or 5000}`) or {_WAY_OUT}"
+        f"(`mlflow server --host 127.0.0.1 --port {port}`) or {_WAY_OUT}"
     )
 
 
 def _check_file(path: Path) -> None:
-    def wrong(why: str) -> PlaceError:
-        return PlaceError(f"the tracking database {path} {why}; {_WAY_OUT}")
-
+    why = None
     try:
         private_files.above(path)
-        if path.is_dir():
-            raise wrong("is a directory: name a file in it")
         # Proves that it can be written, and gives a new one its mode.
         private_files.database(path)
-        if not os.access(path.parent, os.W_OK):
-            raise wrong("lies in a folder that is not writable")
-    except OSError as error:
-        raise wrong(f"cannot be opened: {reason_of(error)}") from error
-    try:
         with closing(sqlite3.connect(path, timeout=PROBE_S, isolation_level=None)) as db:
             db.execute("BEGIN IMMEDIATE")
             tables = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        # MLflow would add its tables to any database, ringray's own store included.
+        if tables and not tables & {"alembic_version", "experiments"}:
+            why = "belongs to another program"
+    except OSError as error:
+        why = f"cannot be opened: {reason_of(error)}"
     except sqlite3.DatabaseError as error:
-        raise wrong(f"cannot be used: {reason_of(error)}") from error
-    # MLflow would add its tables to any database, ringray's own store included.
-    if tables and not tables & {"alembic_version", "experiments"}:
-        raise wrong("belongs to another program")
-
-
-def _mlflow_program() -> str:
-    """Returns ``mlflow`` if the shell finds the one of this environment, else its path."""
-    ours = Path(sys.executable).parent / "mlflow"
-    of_shell = shutil.which("mlflow")
-    if not ours.exists() or (of_shell and Path(of_shell).resolve() == ours.resolve()):
-        return "mlflow"
-    here = Path.cwd()
-    return shlex.quote(str(ours.relative_to(here) if ours.is_relative_to(here) else ours))
+        why = f"cannot be used: {reason_of(error)}"
+    if why:
+        raise PlaceError(f"the tracking database {path} {why}; {_WAY_OUT}")

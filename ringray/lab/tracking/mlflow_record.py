@@ -163,6 +163,16 @@ def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
     return json.dumps(plan, indent=1)
 
 
+def files(sweep: SweepRow, trials: Sequence[TrialRow]) -> dict[str, str]:
+    """Returns the texts of the files beside the runs, by name."""
+    return {
+        "spec.yaml": spec_yaml(sweep),
+        "plan.json": plan_json(sweep, trials),
+        "results.csv": results_csv(*results_table(sweep, trials)),
+        "results.json": results_json(sweep, trials),
+    }
+
+
 def results_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
     """Returns the ended trials, each as a line of ``--json``."""
     lines = [record_line(sweep, trial) for trial in trials if trial.status is not None]

@@ -195,13 +195,14 @@ class MLflowSink:
         """Writes the spec, the plan, the result tables and the lines from which a lost store is
         rebuilt; MLflow shows ``results_table.json`` as a table."""
         trials = self._store.trials(self._digest)
-        self._log_text("\n".join(archive.lines(self._store, self._digest)), TRIALS)
-        self._log_text(show.spec_yaml(self._sweep), "spec.yaml")
-        self._log_text(show.plan_json(self._sweep, trials), "plan.json")
         columns, rows = show.results_table(self._sweep, trials)
-        self._log_text(show.results_csv(columns, rows), "results.csv")
-        self._log_text(show.results_json(self._sweep, trials), "results.json")
-        self._log_text(json.dumps({"columns": columns, "data": rows}), show.TABLE)
+        files = {
+            TRIALS: "\n".join(archive.lines(self._store, self._digest)),
+            **show.files(self._sweep, trials),
+            show.TABLE: json.dumps({"columns": columns, "data": rows}),
+        }
+        for name, text in files.items():
+            self._client.log_text(self.place.run_id, text, name)
 
     def log_figures(self) -> None:
         """Writes the figures, the description that shows them, and the report."""
@@ -214,7 +215,8 @@ class MLflowSink:
                 self._client.log_artifacts(self.place.run_id, folder, FIGURES)
                 self._figures = tuple(drawn)
                 self._client.set_tag(self.place.run_id, _NOTE, self._note(trials))
-        self._log_text(document([(self._store.find(self._digest), trials)]), REPORT)
+        page = document([(self._store.find(self._digest), trials)])
+        self._client.log_text(self.place.run_id, page, REPORT)
 
     def close(self) -> None:
         """Ends the parent run as the sweep ended: killed, if no driver says otherwise."""
@@ -229,9 +231,6 @@ class MLflowSink:
         current = (child for child in self._children.values() if child.current)
         children = {child.key: child.run_id for child in current}
         return note(self._sweep, trials, self.place, children, self._figures)
-
-    def _log_text(self, text: str, name: str) -> None:
-        self._client.log_text(self.place.run_id, text, name)
 
     def _sweep_tags(self) -> dict[str, str]:
         tables = {"mlflow.loggedArtifacts": json.dumps([{"path": show.TABLE, "type": "table"}])}

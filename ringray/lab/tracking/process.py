@@ -31,6 +31,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.driver.observer import SyncState
 from ringray.lab.store import progress
 from ringray.lab.store.store import Store
+from ringray.lab.tracking.sink import service_of
 from ringray.lab.tracking.worker import (
     REQUEST_TIMEOUT,
     brief,
@@ -258,7 +259,8 @@ def main() -> int:
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends after its driver, which has them too
-    _import_ahead("ringray.lab.tracking.mlflow_sink")
+    if sys.argv[2] == "mlflow":
+        _import_ahead("ringray.lab.tracking.mlflow_sink")
     with ExitStack() as stack:
         try:
             follower = _open(stack, driver)
@@ -281,12 +283,16 @@ def _import_ahead(module: str) -> None:
 
 def _open(stack: ExitStack, driver: Connection) -> Follower:
     """Returns a follower whose sink has accepted the sweep, and tells the driver."""
-    from ringray.lab.tracking.mlflow_sink import MLflowSink
-
     path, digest, uri, experiment, settled = driver.recv()
     store = stack.enter_context(Store(path, create=False))
     _lease(stack, store, digest)
-    sink = MLflowSink(store, digest, uri, experiment, settled)
+    sink: Sink
+    if service := service_of(uri):
+        sink = service.open_sink(store, digest, uri, experiment, settled)
+    else:
+        from ringray.lab.tracking.mlflow_sink import MLflowSink
+
+        sink = MLflowSink(store, digest, uri, experiment, settled)
     if not settled:
         sink.refresh()
     send(driver, sink.place)

@@ -18,6 +18,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive
 from ringray.lab.tracking.archive import STORE
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
+from ringray.lab.tracking.sink import service_of
 from ringray.lab.tracking.tracker import UNHURRIED_S
 from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, receive, send
 from ringray.lab.trial.outcome import Kept, SweepInfo, TrialRow, selected
@@ -64,6 +65,8 @@ def fetched(run: str, timeout: float = 600.0) -> tuple[SweepInfo, list[TrialRow]
 
 def _asked(store_path: Path | None, selector: str, uri: str | None, timeout: float) -> Any:
     resolved = resolve_uri(uri)
+    if service_of(resolved):
+        raise UserError(f"{resolved} is not MLflow, from which alone a sweep can be read back")
     check(resolved, UNHURRIED_S)
     worker = Worker("restore", __name__, UNHURRIED_S, resolved)
     try:

@@ -1,15 +1,21 @@
 """What shows a sweep to people, as the process that follows the store needs it.
 
-MLflow is :mod:`.mlflow_sink`.
+MLflow is :mod:`.mlflow_sink`. Another service is a :class:`Service`: a module ``NAME_sink`` that
+imports quickly, and its name among those of ``tracking.to``; URIs ``NAME://...`` lead to it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import Protocol
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol, cast
 
 from ringray.lab.store.progress import CurvePoint
 from ringray.lab.trial.outcome import Kept, Tracked
+
+if TYPE_CHECKING:
+    from ringray.lab.store.store import Store
 
 
 class Sink(Protocol):
@@ -47,3 +53,27 @@ class Sink(Protocol):
 
     def log_figures(self) -> None:
         """Writes what takes long to draw."""
+
+
+class Service(Protocol):
+    """A module for a service other than MLflow."""
+
+    def check(self) -> None:
+        """Raises PlaceError if the service cannot be used from here; does not connect to it."""
+
+    def page(self, experiment_id: str, run_id: str) -> str:
+        """Returns the address of the sweep's page, or the command that shows it."""
+
+    def open_sink(
+        self, store: Store, digest: str, uri: str, experiment: str, settled: Tracked | None
+    ) -> Sink:
+        """Returns the sink of a sweep; arguments as those of ``MLflowSink``."""
+
+
+def service_of(uri: str) -> Service | None:
+    """Returns the service that a URI names; None if that is MLflow."""
+    scheme = uri.partition("://")[0].lower()
+    name = f"ringray.lab.tracking.{scheme}_sink"
+    if not scheme.isidentifier() or scheme == "mlflow" or find_spec(name) is None:
+        return None
+    return cast("Service", importlib.import_module(name))

@@ -24,6 +24,7 @@ from ringray.base.deadline import SAY_S, WaitNotice, within
 from ringray.base.errors import PlaceError, RingrayError, reason_of
 from ringray.base.redaction import TOKENS, hidden, shown
 from ringray.lab.tracking.location import is_users_own
+from ringray.lab.tracking.sink import service_of
 from ringray.lab.trial.outcome import part_of_a_path
 
 REQUEST_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # the variable with the seconds for one call
@@ -51,7 +52,8 @@ class Worker:
         # The process does not speak to Ray and gets no token.
         environment = {key: value for key, value in os.environ.items() if key not in TOKENS}
         environment |= _ENVIRONMENT
-        if not is_users_own(uri):
+        service = service_of(uri)
+        if service is None and not is_users_own(uri):
             environment["NETRC"] = os.devnull  # whose credentials MLflow's client would send
         environment[REQUEST_TIMEOUT] = str(int(request_s))
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -60,7 +62,10 @@ class Worker:
             self.process = subprocess.Popen(
                 # -P: the working directory is the user's and not a place to import from. Every
                 # user of the machine can read the arguments: they hold nothing secret.
-                [sys.executable, "-P", "-W", "ignore", "-m", module, str(its_end.fileno())],
+                [
+                    *(sys.executable, "-P", "-W", "ignore", "-m", module, str(its_end.fileno())),
+                    "other" if service else "mlflow",
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,

@@ -33,7 +33,9 @@ def test_defaults_and_with_them_the_names_of_sweeps_stay() -> None:
     assert canonical["limits"] == {
         "trial_timeout": None, "retries": 2, "rank_memory": None, "place_timeout": 600.0,
     }  # fmt: skip
-    assert canonical["tracking"] == {"experiment": "least", "uri": None, "enabled": True}
+    assert canonical["tracking"] == {
+        "to": "mlflow", "experiment": "least", "uri": None, "enabled": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_a_place_that_cannot_be_used_is_named_at_once(tmp_path: Path) -> None:
         "http://": "names no host",
         "sqlite://": "names no file: expected sqlite:///PATH",
         "sqlite:///:memory:": "names no file",
-        f"sqlite:///{tmp_path}": "is a directory",
+        f"sqlite:///{tmp_path}": "unable to open database file",
         f"sqlite:///{text}": "cannot be used: file is not a database",
         f"sqlite:///{tmp_path}/store.db": "belongs to another program",
         f"sqlite:///{text}/below.db": "cannot be opened",
