@@ -67,9 +67,9 @@ ORDERS = ("topology", "given", "shuffled")
 OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
 # The services that show results; one other than MLflow is a module `lab/tracking/NAME_sink.py`.
-TRACKERS = ("mlflow",)
+TRACKERS = ("mlflow", "wandb")
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
-_SCHEME = r"(?i:https?|sqlite|(postgresql|mysql|mssql)(\+[a-z0-9]+)?)"
+_SCHEME = r"(?i:https?|wandb|sqlite|(postgresql|mysql|mssql)(\+[a-z0-9]+)?)"
 _URI = text(
     rf"{_SCHEME}://[^{UNPRINTABLE}\t\n ]*", "http://HOST:PORT, sqlite:///PATH or a database", 2000
 )
