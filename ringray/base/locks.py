@@ -6,8 +6,8 @@ one. There are two kinds:
 
 - leases, beside a store: at most one driver and one tracker per sweep. If the file system keeps
   locks per machine, a driver on a second one can take the lease; both drivers then report it.
-- notes of temporary folders and of the processes that work in them, in ``$RINGRAY_HOME/running``:
-  :func:`remove_folders` ends those of a killed process.
+- notes of temporary folders, in ``$RINGRAY_HOME/running``: :func:`remove_folders` removes those of
+  a killed process, and ends the processes that work in them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 _LEASE_BYTES = 1024  # bytes of a lease file, at most
 _RETRY_S = 0.5  # seconds; `owner` may hold a free lock for a moment
 GRACE_S = 5.0  # seconds for processes to end after they were killed
-_BIRTH_S = 2.0  # seconds by which the birth of one process may seem to differ: clocks are adjusted
 RAY = "rr"  # the kind of the folder of an embedded Ray; short, because sockets lie in it
 _NAME = re.compile(rf"({RAY}|ringray|\.recovering|\.mlflow)-[0-9a-f]{{8}}")
 
@@ -99,36 +98,15 @@ def hold(
 
 def live_owners(store: Path) -> list[Owner]:
     """Returns the live holders of all leases of a store."""
-    return [holder for path in _lease_paths(store) if (holder := owner(path))]
-
-
-def killed_drivers(store: Path) -> list[Owner]:
-    """Returns the drivers of this machine that were killed and whose lease files remain."""
-    drivers = [path for path in _lease_paths(store) if path.name.endswith(".driver.lock")]
-    # The name first: a driver that takes the lease meanwhile is alive, and is not returned.
-    named = [(_owner_in(path), owner(path)) for path in drivers]
-    return [driver for driver, alive in named if driver and driver.is_local and alive is None]
-
-
-def remove_leases(store: Path) -> None:
-    """Removes the lease files that killed processes of this machine left."""
-    for path in _lease_paths(store):
-        with suppress(OSError):
-            holder = _owner_in(path)
-            if holder and holder.is_local and (file := _locked(path)):
-                path.unlink()  # while it is locked: another process may be about to take it
-                file.close()
+    store = store.resolve()
+    paths = sorted(store.parent.glob(f".{glob.escape(store.name)}.*.lock"))
+    return [holder for path in paths if (holder := owner(path))]
 
 
 def lease_path(store: Path, digest: str, role: str) -> Path:
     """Returns the file of a sweep's lease for a ``role``, beside the store."""
     store = store.resolve()
     return store.with_name(f".{store.name}.{digest[:12]}.{role}.lock")
-
-
-def _lease_paths(store: Path) -> list[Path]:
-    store = store.resolve()
-    return sorted(store.parent.glob(f".{glob.escape(store.name)}.*.lock"))
 
 
 def _acquire(path: Path) -> IO[str] | None:
@@ -177,70 +155,27 @@ def _owner_in(path: Path) -> Owner | None:
 
 
 class Folder:
-    """A temporary folder and the processes that work in it."""
+    """A temporary folder, and the processes that have it in their command line, as those of Ray do:
+    it ends with them."""
 
     def __init__(self, path: Path, note: Path) -> None:
-        self.path, self._note, self._births = path, note, dict[str, float]()
+        self.path, self._note = path, note
 
-    @classmethod
-    def from_note(cls, note: Path, text: str) -> Folder | None:
-        """Returns what a note names; None if it is of another machine. Raises ValueError."""
-        try:
-            fields = json.loads(text)
-            made = cls(Path(fields["folder"]), note)
-            made._births = {str(pid): float(when) for pid, when in fields["births"].items()}
-            ours = _NAME.fullmatch(made.path.name) and made.path.name == note.stem
-            if not ours or not made.path.is_absolute():
-                raise ValueError(made.path.name)
-            return made if fields["host"] == socket.gethostname() else None
-        except (TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ValueError("not a note") from error
-
-    def add(self, processes: Iterable[psutil.Process]) -> None:
-        """Notes processes, which end with the folder, and all their descendants."""
+    def clear(self, processes: Iterable[psutil.Process] = ()) -> None:
+        """Ends its processes and the given ones, and removes the folder, then the note; a folder
+        that something still writes to stays for the next command, with the note."""
         import psutil
 
-        for process in _families(processes):
+        doomed = [*processes]
+        for process in psutil.process_iter():
             with suppress(psutil.Error):
-                self._births[str(process.pid)] = process.create_time()
-        with suppress(OSError):  # of a full disk; the block itself still ends them
-            self.describe()
-
-    def describe(self) -> None:
-        """Writes the note."""
-        fields = {"host": socket.gethostname(), "folder": str(self.path), "births": self._births}
-        with self._note.open("r+", encoding="utf-8") as file:  # in place: it is locked
-            file.write(json.dumps(fields))
-
-    def processes(self) -> list[psutil.Process]:
-        """Returns those of the noted processes that still run. Of a Ray that was only starting,
-        returns the processes that got the folder as an option."""
-        import psutil
-
-        running = []
-        for pid, birth in self._births.items():
-            with suppress(psutil.Error, ValueError):  # of a number that no process has
-                process = psutil.Process(int(pid))
-                if abs(process.create_time() - birth) < _BIRTH_S:
-                    running.append(process)
-        if not self._births and self.path.name.startswith(f"{RAY}-"):
-            for process in psutil.process_iter():
-                with suppress(psutil.Error):
-                    if f"={self.path}/" in " ".join(process.cmdline()):
-                        running.append(process)
-        return running
-
-    def clear(self) -> None:
-        """Ends the processes, and removes the folder, then the note; a folder that something still
-        writes to stays for the next command, with the note."""
-        import psutil
-
-        processes = _families(self.processes())
-        for process in processes:
+                if f"={self.path}/" in " ".join(process.cmdline()):
+                    doomed += families([process])
+        for process in doomed:
             with suppress(psutil.Error):
                 process.kill()
         until = time.monotonic() + GRACE_S
-        while any(map(lives, processes)) and time.monotonic() < until:
+        while any(map(lives, doomed)) and time.monotonic() < until:
             time.sleep(0.01)
         with suppress(OSError):
             if self.path.lstat().st_uid == os.geteuid():
@@ -252,7 +187,7 @@ class Folder:
 
 @contextmanager
 def temporary_folder(kind: str, parent: Path | None = None) -> Iterator[Folder]:
-    """Yields a private folder; removes it and ends its processes when the block ends.
+    """Yields a private folder; removes it, and ends its processes, when the block ends.
 
     Args:
         kind: the beginning of its name.
@@ -270,7 +205,8 @@ def temporary_folder(kind: str, parent: Path | None = None) -> Iterator[Folder]:
         raise TimeoutError(f"{note} is locked by another process")
     with file:
         try:
-            made.describe()
+            fields = {"host": socket.gethostname(), "folder": str(made.path)}
+            print(json.dumps(fields), file=file, flush=True)
             made.path.mkdir(mode=private_files.FOLDER)
             yield made
         finally:
@@ -280,23 +216,26 @@ def temporary_folder(kind: str, parent: Path | None = None) -> Iterator[Folder]:
 def remove_folders() -> None:
     """Removes what killed processes of this user on this machine left; never raises."""
     for note in (private_files.home() / "running").glob("*.json"):
-        with suppress(OSError, ValueError):
+        # A note of anything else is ignored.
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError):
             if (file := _locked(note)) is not None:
                 with file:
-                    ours = os.fstat(file.fileno()).st_uid == os.geteuid()
-                    if ours and (folder := Folder.from_note(note, file.read())):
-                        folder.clear()
+                    fields, ours = json.load(file), os.fstat(file.fileno()).st_uid == os.geteuid()
+                    path, here = Path(fields["folder"]), fields["host"] == socket.gethostname()
+                    named = _NAME.fullmatch(path.name) and path.name == note.stem
+                    if ours and here and named and path.is_absolute():
+                        Folder(path, note).clear()
 
 
-def _families(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+def families(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Returns processes with all their descendants."""
     import psutil
 
-    families = []
+    members = []
     for process in processes:
         with suppress(psutil.Error):
-            families += [process, *process.children(recursive=True)]
-    return families
+            members += [process, *process.children(recursive=True)]
+    return members
 
 
 def lives(process: psutil.Process) -> bool:

@@ -107,12 +107,12 @@ def _once(seconds: float) -> Iterator[Servers]:
             yield servers
         finally:
             with signals.blocked():
-                servers.folder.add(servers.folder.processes())
+                left = locks.families(servers.names)  # before they lose their parents
                 ray_private.kill_without_grace()
                 with contextlib.suppress(TimeoutError):
                     within(END_S, f"the end of {NAME}", ray.shutdown)
                 ended.set()
-                servers.folder.clear()
+                servers.folder.clear(left)
 
 
 def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
@@ -155,7 +155,6 @@ class Servers:
             with contextlib.suppress(psutil.Error):
                 if child not in self._others:
                     self.names[child] = child.name()
-        self.folder.add(self.names)
 
     def check(self) -> bool:
         """Looks, and tells whether the servers that were seen still run."""
