@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sqlite3
-import stat
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -17,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from ringray.base.errors import PlaceError, UserError
-from ringray.base.private_files import create_home
 from ringray.base.provenance import point_digest
 from ringray.lab.store import schema
 from ringray.lab.store.recover import recover
-from ringray.lab.store.store import Store, default_path
+from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome, record_line
 from tests.support import old_stores
 from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, ok, sweep, trial
@@ -157,18 +155,6 @@ def test_a_sweep_is_found_by_name_or_by_the_start_of_its_digest(store: Store) ->
         store.find("ab1")
 
 
-def test_open_files_are_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path / "deep" / "home"))
-    with Store(default_path()) as store:
-        store.begin(sweep(), [trial(0)])
-        for path in create_home().iterdir():
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-        assert stat.S_IMODE(create_home().stat().st_mode) == 0o700
-    monkeypatch.setenv("RINGRAY_HOME", str(default_path() / "below-a-file"))
-    with pytest.raises(PlaceError, match=r"below-a-file cannot be used: .*set RINGRAY_HOME"):
-        create_home()
-
-
 def test_places_that_cannot_be_used(tmp_path: Path) -> None:
     text = tmp_path / "notes.txt"
     text.write_text("not a database, but long enough to be taken for one" * 20)
@@ -197,6 +183,10 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(PlaceError, match=r"there is no store at .*ringray run SPEC"):
         Store(tmp_path / "absent.db", create=False)
     assert not (tmp_path / "absent.db").exists()
+    with Store(tmp_path / "store.db") as store:
+        store._db.execute("PRAGMA query_only = ON")
+        with pytest.raises(PlaceError, match=r"store.db is not writable.*--store FILE"):
+            store.begin(sweep(), [])
 
 
 def test_another_process_that_holds_the_lock(

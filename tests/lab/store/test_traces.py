@@ -52,42 +52,22 @@ def test_one_file_holds_all_ranks(tmp_path: Path) -> None:
     path = written(tmp_path)
     events = json.loads(path.read_text())
     assert [p.name for p in path.parent.iterdir()] == ["trace.json"]
-    assert {event["pid"] for event in spans(events)} == {0, 1, 2}
-    names = {
-        (event["pid"], event["tid"]): event["args"]["name"]
-        for event in events
-        if event["name"] == "thread_name"
-    }
-    assert names == {
-        (rank, lane): name
-        for rank in range(3)
-        for lane, name in enumerate(("compute", "wait", "transfer", "transfer 2"))
-    }
-    for rank in range(3):
-        own = [event for event in spans(events) if event["pid"] == rank]
-        starts = [event["ts"] for event in own]
-        assert starts == sorted(starts)
-        assert [event["cat"] for event in own].count("transfer") == 3
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    lanes = ("compute", "wait", "transfer", "transfer 2")
+    assert names == {(rank, lane): lanes[lane] for rank in range(3) for lane in range(4)}
+    times: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in spans(events):
+        lane = times.setdefault((event["pid"], event["tid"]), [])
+        lane.append((event["ts"], event["ts"] + event["dur"]))
+    assert len(times) == 3 * 4
+    for lane in times.values():  # spans of one lane follow each other
+        assert all(before[1] <= after[0] + 1e-3 for before, after in pairwise(lane))
     first = spans(events)[0]
     assert (first["ts"], first["dur"], first["cat"]) == (1000.0, 3000.0, "compute")
     assert first["name"] == "forward, step 0: chunk 0"
     sent = [event["args"]["sent_bytes"] for event in spans(events) if event["cat"] == "transfer"]
     assert sum(sent) == 3 * ((2 << 20) + 1)
-
-
-def test_spans_of_one_lane_follow_each_other() -> None:
-    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
-    for event in spans(traces.events(reports())):
-        end = event["ts"] + event["dur"]
-        lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], end))
-    assert len(lanes) == 3 * 4
-    for times in lanes.values():
-        assert all(before[1] <= after[0] + 1e-3 for before, after in pairwise(times))
-
-
-def test_a_trace_is_replaced_whole(tmp_path: Path) -> None:
-    path = written(tmp_path, ranks=3)
-    traces.write(path, reports(1))
+    traces.write(path, reports(1))  # replaced as a whole
     assert {event["pid"] for event in json.loads(path.read_text())} == {0}
 
 
@@ -109,20 +89,6 @@ def test_a_picture_of_it(tmp_path: Path) -> None:
     assert caption.strip() in " ".join(texts)
 
 
-def test_ticks_are_round_and_few() -> None:
-    for end in (0.3, 1.0, 7.0, 99.0, 12345.0):
-        bar = trace_figure.Bar(0, 0, "compute", "forward, step 0: chunk 0", 0.0, end, 0)
-        root = ElementTree.fromstring(trace_figure.draw([bar]))
-        labels = [one for one in root.iter() if one.get("class") == "mark-text role-axis-label"]
-        texts = [text.text or "" for one in labels for text in one.iter(f"{SVG}text")]
-        assert 4 <= len([text for text in texts if text != "rank 0"]) <= 11, end
-
-
-def test_the_same_trace_is_the_same_picture() -> None:
-    bar = trace_figure.Bar(0, 0, "wait", "forward, step 0: chunk 0", 0.0, 1.0, 0)
-    assert trace_figure.draw([bar]) == trace_figure.draw([bar])
-
-
 EVENT = {"ph": "X", "pid": 0, "tid": 0, "cat": "compute", "name": "a: b", "ts": 0, "dur": 5,
          "args": {}}  # fmt: skip
 
@@ -133,20 +99,15 @@ def test_what_a_trace_says_is_text_in_the_picture(tmp_path: Path) -> None:
     path.write_text(json.dumps([EVENT | {"name": evil}]))
     assert trace_figure.main([str(path), str(out), "--caption", "<script>'\"</svg>"]) == 0
     root = ElementTree.fromstring(out.read_text())
-    assert not [one for one in root.iter() if one.tag.endswith("script")]
+    assert not [element for element in root.iter() if element.tag.endswith("script")]
     assert "alert(1)" in out.read_text()
 
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "", "{}", "[]", '[{"ph": "X"}]', "[1]", "[" * 100_000,
-        *(json.dumps([EVENT | change]) for change in (
-            {"cat": "other"}, {"pid": "<script>"}, {"ts": -1}, {"dur": float("inf")},
-            {"dur": float("nan")}, {"ts": 1e300}, {"args": {"sent_bytes": "x"}}, {"dur": "'/>"},
-        )),
-    ],
-)  # fmt: skip
+    ["", "{}", '[{"ph": "X"}]', "[" * 100_000]
+    + [json.dumps([EVENT | change]) for change in ({"cat": "other"}, {"ts": -1}, {"dur": "'/>"})],
+)
 def test_what_is_no_trace_is_refused(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,4 +116,3 @@ def test_what_is_no_trace_is_refused(
     assert trace_figure.main([str(path), str(tmp_path / "out.svg")]) == 2
     assert str(path) in capsys.readouterr().err
     assert not (tmp_path / "out.svg").exists()
-    assert trace_figure.main([str(tmp_path / "absent"), str(tmp_path / "out.svg")]) == 2
