@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ringray.base import private_files
+from ringray.base import locks, private_files
 from ringray.base.errors import DamagedStore, PlaceError, reason_of
 from ringray.lab.store import snapshot
 
@@ -119,6 +119,9 @@ def connect(path: Path, create: bool) -> sqlite3.Connection:
         db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         try:
             if 0 < _version(db, path) < NEWEST:
+                for user in locks.live_owners(path):
+                    why = f"is used by {user} of an older ringray; wait for it, or end that process"
+                    raise PlaceError(f"the store {path} {why}")
                 snapshot.take(db, path)
             upgrade(db, path, create=True)
             _use_wal(db)

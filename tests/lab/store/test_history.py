@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ringray.base import locks
+from ringray.base.errors import PlaceError
 from ringray.lab.cli import main
 from ringray.lab.store import schema, snapshot
 from ringray.lab.store.store import Store
@@ -132,6 +134,9 @@ def test_recover_keeps_the_history(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_store_of_an_older_schema_is_taken_over(tmp_path: Path, version: int) -> None:
     path = tmp_path / "store.db"
     old_stores.write(path, version)
+    used = locks.hold(locks.lease_path(path, DIGEST, "driver"), str, None)
+    with used, pytest.raises(PlaceError, match=r"is used by process .* of an older ringray"):
+        Store(path)
     with Store(path, create=False) as store:
         assert snapshot.path_of(path).read_bytes()[60:64] == bytes([0, 0, 0, version])
         sweep = store.find("small")
