@@ -68,11 +68,8 @@ def fill() -> None:
         assert_closed(home())
 
 
-def test_everything_is_closed_whatever_the_umask(lax: None) -> None:
-    fill()
-
-
-def test_what_is_there_already_is_closed(own_home: Path, lax: None) -> None:
+def test_everything_is_closed_whatever_the_umask(own_home: Path, lax: None) -> None:
+    """Also what is there already."""
     fill()
     kept = sqlite3.connect(own_home / "store.db")  # so that -wal and -shm stay
     kept.execute("SELECT count(*) FROM sweeps")
@@ -128,9 +125,7 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize(
-    "text", ["../x", "a/b", "", ".", "..", "a\x00", "x" * 65, "a b", "é", "a'"]
-)
+@pytest.mark.parametrize("text", ["../x", "", "..", "a\x00", "x" * 65, "é", "a'"])
 def test_digests_and_keys_are_no_paths(text: str) -> None:
     for use in (part_of_a_path, worker.create_log, lambda one: traces.path_of(DIGEST, one)):
         with pytest.raises(PlaceError, match="store is damaged"):
@@ -228,15 +223,10 @@ def test_the_tracking_process_has_no_token_of_ray(
 @pytest.mark.parametrize(
     ("where", "value"),
     [
-        (("choice", "partition"), "../../x"), (("choice", "transport"), "hybrid:-1"),
-        (("choice", "transport"), "x; rm -rf ~"), (("choice", "backward"), "sideways"),
-        (("choice", "backend"), "os.system"), (("choice", "blocks"), "forward=x"),
-        (("choice", "blocks"), 10**9), (("choice", "blocks"), True), (("choice", "threads"), 0),
-        (("bucket", "mask"), ["causal"]), (("bucket", "tokens"), 1.5), (("bucket", "backward"), 1),
-        (("bucket", "extra"), 1), (("place", "hardware"), {}), (("place", "hardware"), "x" * 501),
-        (("place", "device"), "tpu"), (("metrics",), {"median_ms": float("inf")}),
-        (("metrics",), [1]), (("when",), "now"), (("when",), 10**400), (("use",), ["strategy"]),
-        (("sweep",), 5), (("choice",), None), (("bucket",), [1]),
+        (("choice", "partition"), "../../x"), (("choice", "transport"), "x; rm -rf ~"),
+        (("choice", "blocks"), "forward=x"), (("choice", "threads"), 0), (("bucket", "extra"), 1),
+        (("bucket", "tokens"), 1.5), (("place", "hardware"), "x" * 501), (("metrics",), [1]),
+        (("metrics",), {"median_ms": float("inf")}), (("when",), 10**400), (("choice",), None),
     ],
 )  # fmt: skip
 def test_a_table_that_means_nothing_is_refused(
@@ -255,7 +245,7 @@ def test_a_table_that_means_nothing_is_refused(
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"format": 1, "entries": [' + "[" * 100_000, "9" * 10_000, "\ud800"]
+    "text", ['{"format": 1, "entries": [' + "[" * 100_000, "9" * 10_000, "\ud800"]
 )
 def test_a_table_that_is_a_trap_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
