@@ -18,15 +18,15 @@ import random
 import statistics
 from dataclasses import replace
 
-from ringray.lab.cli.run import stored_spec
-from ringray.lab.cli.store import open_store
 from ringray.lab.driver.schedule import Schedule
+from ringray.lab.opening import open_store
 from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.plan.problems import studies
 from ringray.lab.predict.hardware import Fleet, cpu
 from ringray.lab.search import METHODS
 from ringray.lab.specs import model as specs
+from ringray.lab.sweeps import stored_spec
 from ringray.lab.trial.outcome import Outcome
 
 TRIES = 25

@@ -45,8 +45,10 @@ ORDER = (
     "ringray.lab.driver",
     "ringray.lab.report",
     "ringray.lab.tracking",
+    "ringray.lab.listeners",
+    "ringray.lab.opening",
+    "ringray.lab.sweeps",
     "ringray.lab.cli",
-    "ringray.lab.api",
     "ringray.__main__",
 )
 LIBRARY = ORDER[: ORDER.index("ringray.lab")]
@@ -133,7 +135,7 @@ def test_the_kernels_need_torch_and_triton_only() -> None:
     ("statement", "heavy"),
     [
         ("import ringray.lab", {"torch", "ray", "mlflow", "pandas", "numpy", "pydantic", "rich"}),
-        ("import ringray.lab.api", {"torch", "ray", "mlflow", "pandas", "matplotlib"}),
+        ("import ringray.lab.sweeps", {"torch", "ray", "mlflow", "pandas", "matplotlib"}),
         ("import ringray", {"torch", "ray", "mlflow", "triton", "numpy", "pydantic"}),
         ("import ringray.lab.cli.spec", {"torch", "ray", "mlflow", "triton", "altair"}),
         ("import ringray.lab.cli.store", {"torch", "ray", "mlflow", "numpy", "pydantic"}),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ringray.base.units import digits
-from ringray.lab.cli.store import open_store
+from ringray.lab.opening import open_store
 from ringray.lab.report import tables
 from ringray.lab.specs import model as specs
 from ringray.lab.trial.outcome import TrialRow

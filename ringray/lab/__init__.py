@@ -13,8 +13,12 @@ ring      Ray actors as one ring
 driver    measures a plan
 report    tables, the live view and figures
 tracking  the store projected into MLflow
+opening   opens stores
+listeners what follows a sweep, as its spec asks
+sweeps    runs, tunes, resumes and watches sweeps, and reads their results
 cli       the command line
-api       the same from Python: ``run`` and ``results``, imported when they are asked for
+
+``run`` and ``results`` are those of ``sweeps``, imported when they are asked for.
 """
 
 import importlib
@@ -24,7 +28,7 @@ __all__ = ["results", "run"]
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        return getattr(importlib.import_module("ringray.lab.api"), name)
+        return getattr(importlib.import_module("ringray.lab.sweeps"), name)
     raise AttributeError(f"module 'ringray.lab' has no attribute {name!r}")
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from ringray.lab import cli
-from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import sync
-from ringray.lab.trial.outcome import record_line
+from ringray.lab.trial.outcome import SyncState, record_line
 from tests.browser import pages
 from tests.support import report_store, tracking_store
 from tests.support.tracking_servers import sqlite_server

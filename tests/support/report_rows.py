@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import io
-from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
 
+from ringray.lab.driver.events import (
+    Note,
+    Summary,
+    SweepEnded,
+    SweepStarted,
+    TrialEnded,
+    TrialStarted,
+)
 from ringray.lab.plan import plan
 from ringray.lab.plan.trial import Trial
+from ringray.lab.report.live import View
 from ringray.lab.specs import model as spec
-from ringray.lab.trial.outcome import Outcome, TrialRow
+from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialRow
 
+INFO = SweepInfo("ab" * 32, "looks", "latency", {}, "", {})
 TEXT = """\
 version: 1
 name: looks
@@ -69,14 +78,14 @@ def printed(renderable: Any, width: int = 120, encoding: str = "utf-8") -> str:
     return to.export_text()
 
 
-def follow(observer: Any, made: plan.Plan, ended: int, done: dict[str, TrialRow]) -> None:
-    observer.sweep_started(made, done)
-    observer.note("starting 2 cpu actors")
+def follow(view: View, made: plan.Plan, ended: int, done: dict[str, TrialRow]) -> None:
+    view.take(SweepStarted(made, INFO, done))
+    view.take(Note("starting 2 cpu actors"))
     for trial in made.trials:
         if trial.pruned is not None:
-            observer.trial_ended(trial, Outcome("pruned", str(trial.pruned)))
+            view.take(TrialEnded(trial, Outcome("pruned", str(trial.pruned))))
     for trial in [one for one in made.runnable if one.key not in done][:ended]:
-        observer.trial_started(trial, 1)
-        observer.trial_ended(trial, outcome())
-    observer.sweep_ended(SimpleNamespace())
-    observer.close()
+        view.take(TrialStarted(trial, 1))
+        view.take(TrialEnded(trial, outcome()))
+    view.take(SweepEnded(Summary(made.digest, made.spec.name)))
+    view.close()

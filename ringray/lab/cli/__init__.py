@@ -6,8 +6,8 @@ are one message on stderr; exit codes are those of ``ringray --help``.
 
 options  how a command declares its options, and those that several share
 spec     validate, plan, schema
-run      run, resume
-tuning   tune, tuned
+run      run, resume, tune
+tuning   tuned
 store    list, status, sync, recover
 report   report
 jobs     submit, stop
@@ -55,7 +55,7 @@ GROUPS = {
     "measure": {
         "run": ("run:run", "measure a spec's trials; skips those that the store has"),
         "resume": ("run:resume", "continue a sweep; measures nothing twice"),
-        "tune": ("tuning:tune", "search for the best strategy or blocks, and keep them"),
+        "tune": ("run:tune", "search for the best strategy or blocks, and keep them"),
         "tuned": ("tuning:show", "list the tuned choices; export or import them"),
     },
     "look": {
@@ -94,6 +94,7 @@ exit codes:
   1    a trial failed
   2    the spec, the command line, the store or the cluster is wrong
   3    a local Ray did not start, or Ray has ended; the same again may succeed
+  4    a limit of the spec stopped the sweep; `ringray resume` continues
   130  interrupted; `ringray resume` continues
 
 environment:

@@ -11,7 +11,7 @@ from typing import Any
 from ringray.base import units
 from ringray.base.errors import UserError, unknown
 from ringray.lab.cli.options import STORE, Option, Output, options, write
-from ringray.lab.cli.spec import past_trials
+from ringray.lab.plan.past_trials import past_trials
 from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration
 from ringray.lab.predict.advise import Proposal, TrainingRequest

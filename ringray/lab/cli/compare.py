@@ -14,7 +14,7 @@ from ringray.base.errors import UserError, unknown
 from ringray.base.redaction import plain
 from ringray.lab.cli.options import ALL, STORE, Option, Output, options, write
 from ringray.lab.cli.results import ROWS, say
-from ringray.lab.cli.store import open_store
+from ringray.lab.opening import open_store
 from ringray.lab.report import comparison_views as views
 from ringray.lab.report import tables
 from ringray.lab.report.comparison import MARGIN, ComparedSide

@@ -10,7 +10,7 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import STORE, Option, Output, options, write, writing
 from ringray.lab.cli.outputs import check_file
-from ringray.lab.cli.store import as_it_stands, open_store
+from ringray.lab.opening import as_it_stands, open_store
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 _Sweep = tuple[SweepRow, list[TrialRow]]

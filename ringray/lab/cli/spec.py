@@ -6,36 +6,29 @@ import argparse
 import json
 import math
 import os
-import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from ringray.base import provenance, units
 from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
 from ringray.lab.cli.options import SET, SPEC, STORE, Option, Output, options, write
-from ringray.lab.kinds import KINDS
 from ringray.lab.plan import forecast
+from ringray.lab.plan.past_trials import past_trials
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.plan.trial import trial_dict
 from ringray.lab.predict import calibration, cost_model
-from ringray.lab.predict.fitting import NEWEST, MeasuredTrial
 from ringray.lab.predict.hardware import Fleet, Noise
 from ringray.lab.report import words
 from ringray.lab.specs import model as specs
 from ringray.lab.store import traces
-from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.config import TrialConfig, default_config
 from ringray.lab.trial.measurement import RankReport
 
 _SLOW = "rank R takes X times as long"
 _ROWS = 60  # rows of a table without --all
 _TIMELINES = 64  # ranks in a predicted timeline
-_SWEEPS = 32  # the newest, to whose trials predictions are fitted
 
 
 @options(SPEC, SET)
@@ -230,26 +223,3 @@ def _as_json(plan: Plan, price: float | None) -> dict[str, Any]:
         "totals": _totals(plan, price),
         "trials": [trial_dict(trial) for trial in plan.trials],
     }
-
-
-def past_trials(named: str | None, but: str = "") -> Iterator[MeasuredTrial]:
-    """Yields trials of the named store or the default one, newest sweeps first, except those of one
-    sweep; none, with a warning, if it cannot be read."""
-    path = Path(named) if named else default_path()
-    if not path.exists():
-        return
-    try:
-        with Store(path, readonly=True) as store:
-            for sweep in islice(store.sweeps(), _SWEEPS):
-                kind = KINDS.get(sweep.kind)
-                if sweep.digest == but or kind is None or kind.independent_ranks:
-                    continue
-                for row in store.newest(sweep.digest, NEWEST):
-                    if "prediction_ratio" not in row.numbers:
-                        continue
-                    seconds, environment = row.metrics["median_ms"] / 1e3, row.environment
-                    with suppress(TypeError):  # of another version, with other fields
-                        config = TrialConfig.from_dict(row.config)
-                        yield MeasuredTrial(config, seconds, environment or sweep.environment)
-    except UserError as error:
-        print(f"ringray: warning: predictions without its trials: {error}", file=sys.stderr)

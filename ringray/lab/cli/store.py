@@ -4,47 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 
-from ringray.base import locks, private_files, units
+from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, JSON, ON_HEAD, STORE, SWEEP, Option, append, options
 from ringray.lab.cli.results import ROWS, print_history, print_page, print_state, print_sweep, say
-from ringray.lab.cluster.job_folder import check_lasting
+from ringray.lab.opening import as_it_stands, open_store
 from ringray.lab.report import tables
 from ringray.lab.store.recover import recover as mend
-from ringray.lab.store.store import Store, default_path
+from ringray.lab.store.store import default_path
 from ringray.lab.tracking import location, tracker
 from ringray.lab.trial.outcome import SweepRow, record_line
-
-
-def open_store(named: str | None, create: bool = False, readonly: bool = False) -> Store:
-    """Opens the named store or the default one.
-
-    With ``readonly`` it changes nothing, neither the store nor the home folder.
-
-    Raises:
-        PlaceError: it cannot be used.
-        UserError: the default store does not exist, and ``create`` is not set.
-    """
-    if not readonly:
-        locks.remove_folders()
-        if named is None:
-            private_files.create_home()
-    path = Path(named) if named else default_path()
-    if named is None and not create and not path.exists():
-        raise UserError(f"the store {path} is empty; `ringray run SPEC` fills it")
-    check_lasting("the store", path)
-    return Store(path, create, readonly)
-
-
-def as_it_stands(store: Store, sweep: SweepRow) -> SweepRow:
-    """Returns the sweep with the status interrupted if its driver was killed."""
-    if sweep.status == "running" and store.owner(sweep.digest) is None:
-        return replace(sweep, status="interrupted")
-    return sweep
 
 
 @options(STORE, ON_HEAD)

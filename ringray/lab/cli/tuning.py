@@ -1,4 +1,4 @@
-"""``tune``: a search that keeps its best points; ``tuned``: the choices that are kept."""
+"""``tuned``: the choices that are kept."""
 
 from __future__ import annotations
 
@@ -8,29 +8,10 @@ from pathlib import Path
 
 from ringray.base import units
 from ringray.base.errors import UserError
-from ringray.lab.cli.options import AGAIN, MEASURING, SET, SPEC, Option, Output, options, write
-from ringray.lab.cli.run import planned, search
-from ringray.lab.cli.store import open_store
-from ringray.lab.kinds import KINDS
+from ringray.lab.cli.options import Option, Output, options, write
 from ringray.lab.report import tables
-from ringray.lab.specs import model as specs
 from ringray.tuning import table as tuned
 from ringray.tuning.table import Entry
-
-
-@options(SPEC, SET, *MEASURING, AGAIN)
-def tune(arguments: argparse.Namespace) -> int:
-    """Runs a tuning spec, and keeps the best point of each problem for later calls."""
-    plan = planned(specs.load(arguments.spec, arguments.set), arguments)
-    if not plan.spec.trial_kind.tunes:
-        tuning = ", ".join(name for name, kind in KINDS.items() if kind.tunes)
-        raise plan.spec.error(
-            "kind",
-            f"got {plan.spec.kind!r}, expected one of {tuning} to be tuned; "
-            "`ringray run` measures the others",
-        )
-    with open_store(arguments.store, create=True) as store:
-        return search(plan, store, arguments)
 
 
 @options(

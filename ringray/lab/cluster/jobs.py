@@ -38,7 +38,14 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TRIES = 5  # attempts to submit while other processes do the same
 ENDED = ("SUCCEEDED", "STOPPED", "FAILED")
 _KILLED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
-_WORDS = {0: "complete", 1: "failed", 2: "refused", 3: "lost its Ray", INTERRUPTED: "interrupted"}
+_WORDS = {
+    0: "complete",
+    1: "failed",
+    2: "refused",
+    3: "lost its Ray",
+    4: "stopped",
+    INTERRUPTED: "interrupted",
+}
 _NO_COMMAND = (126, 127)  # exit codes of a shell that cannot start a command
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster.machines import Machines
+from ringray.lab.driver.events import StopSweep
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.plan.problems import problem_of
 from ringray.lab.ring.pool import RingPool
@@ -54,12 +55,15 @@ class Dispatcher:
             yield work, outcome
 
     def side_by_side(self, threads: ThreadPoolExecutor) -> Iterator[tuple[Work, Outcome]]:
-        """Uses all rings that have room."""
+        """Uses all rings that have room; if one raises StopSweep, when the others have ended."""
+        stop: StopSweep | None = None
         while True:
-            for work, ring in self._starting():
+            for work, ring in () if stop else self._starting():
                 self._waiting.remove(work)
                 self._running[threads.submit(self._measure, work, ring)] = work, ring
             if not self._running:
+                if stop:
+                    raise stop
                 return
             self._make_room()
             several = self._machines is not None and len(self._rings) > 1
@@ -67,7 +71,10 @@ class Dispatcher:
             done, _ = wait(self._running, timeout=patience, return_when=FIRST_COMPLETED)
             for future in done:
                 work, ring = self._running.pop(future)
-                if isinstance(future.exception(), PlaceError) and len(self._rings) > 1:
+                if isinstance(error := future.exception(), StopSweep):
+                    stop = error
+                    continue
+                if isinstance(error, PlaceError) and len(self._rings) > 1:
                     ring.close()  # others have the room
                     self._rings.remove(ring)
                     self._own = {key: pool for key, pool in self._own.items() if pool is not ring}

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -18,8 +17,7 @@ from ringray.instruments.progress import Progress
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
 from ringray.lab.driver.dispatch import Dispatcher
-from ringray.lab.driver.exporter import Exporter
-from ringray.lab.driver.observer import Observer, Summary
+from ringray.lab.driver.events import Event, Note, RingStarted, StepEnded, TrialStarted
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.plan.plan import Plan, deadline
 from ringray.lab.plan.trial import Trial
@@ -28,7 +26,7 @@ from ringray.lab.ring.monitor import RingFault, Watch
 from ringray.lab.ring.order import crossings, divided
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.ring.quarantine import Quarantine
-from ringray.lab.store import progress, traces
+from ringray.lab.store import traces
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.faults import GONE, Fault
 from ringray.lab.trial.measurement import RankReport, summarise, verdict
@@ -63,19 +61,15 @@ class TrialRunner:
         self,
         plan: Plan,
         cluster: Cluster,
-        *,
-        record: Callable[[Trial, Outcome], None],
         environment: Mapping[str, Any],
-        observer: Observer,
-        exporter: Exporter,
-        summary: Summary,
+        record: Callable[[Trial, Outcome], None],
+        tell: Callable[[Event], None],
     ) -> None:
         """Prepares rings for the trials of ``plan`` on ``cluster``. ``record`` takes each outcome,
         which ``environment`` describes the place of."""
         self._plan, self._cluster = plan, cluster
-        self._record, self._environment = record, environment
-        self._observer, self._exporter, self._summary = observer, exporter, summary
-        self._note = observer.note
+        self._environment, self._record, self._tell = environment, record, tell
+        self.gaps_ms: list[float] = []  # see Summary
         spec = plan.spec
         self._limits, self._policy = spec.limits, RetryPolicy(spec.limits.retries)
         self._told: set[str] = set()  # notes that are made once
@@ -88,9 +82,15 @@ class TrialRunner:
         if not alone and count > 1:
             shared, grows = spec.ring.concurrent is not None, cluster.reach != cluster.present
             self._machines = Machines(ray.nodes, shared=shared, grows=grows)
-        shared_by_all = self._quarantine, self._stop, self._machines, exporter.ring_started
+        shared_by_all = self._quarantine, self._stop, self._machines, self._ring_started
         self._rings = [RingPool(cluster, spec, self._note, *shared_by_all) for _ in range(count)]
         self._ended: float | None = None  # end of the last trial, on perf_counter
+
+    def _note(self, text: str) -> None:
+        self._tell(Note(text))
+
+    def _ring_started(self, cause: str) -> None:
+        self._tell(RingStarted(cause))
 
     def close(self) -> None:
         """Gives the rings back. A trial that loses its ring by that is not tried again."""
@@ -103,7 +103,6 @@ class TrialRunner:
         while the tracker writes its last trials."""
         for work, outcome in self._results(schedule):
             self._ended = time.perf_counter()
-            self._summary.measured += 1
             self._record(work.trial, outcome)
             schedule.tell(work, outcome)
             self._leave_out(schedule.not_requested())
@@ -140,7 +139,7 @@ class TrialRunner:
         started, began = time.time(), time.monotonic()
         met: list[Fault] = []
         for attempt in itertools.count(1):
-            self._observer.trial_started(work.trial, attempt)
+            self._tell(TrialStarted(work.trial, attempt))
             try:
                 outcome = self._attempt(work, schedule, rings, met)
             except RingFault as ended:
@@ -170,7 +169,7 @@ class TrialRunner:
         ahead = [trial] if len(self._rings) > 1 else schedule.ahead()
         ring, formed = rings.take(trial.config, (later.config for later in ahead))
         if formed and self._ended is not None and len(self._rings) == 1:
-            self._summary.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
+            self.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
         lies = self._lies(ring.nodes, trial.config)
         config, chosen = ring.settle(work.config, trial.kind)
         if chosen:
@@ -220,9 +219,9 @@ class TrialRunner:
             self._note(text)
 
     def _watch(self, trial: Trial, peak: float | None) -> Watch:
-        """Returns what passes the curves of a running training on, as far as that is possible, and
-        its speed; ``peak``: as ``summarise`` takes it."""
-        path, last, since = progress.path_of(self._plan.digest), 0, 0.0
+        """Returns what tells the steps of a running training, and its speed between them;
+        ``peak``: as ``summarise`` takes it."""
+        last, since = 0, 0.0
         assert trial.predicted is not None
         flops = trial.predicted.flops
 
@@ -231,13 +230,12 @@ class TrialRunner:
             step, values = now.told
             if step <= last:
                 return
-            with suppress(OSError):
-                progress.tell(path, trial.index, step, values)
             before, since = since, time.monotonic()
+            metrics: dict[str, float] = {}
             if last:
                 pace = RankReport(0, [(since - before) / (step - last)])
                 metrics, _ = summarise(trial.config, flops, [pace], peak=peak)
-                self._exporter.measured(metrics)
+            self._tell(StepEnded(trial, step, values, metrics))
             last = step
 
         return watch

@@ -108,10 +108,11 @@ class Board:
         """Notes that ``trial`` has ended."""
         from ringray.lab.plan.trial import trial_row  # `ringray list` needs no plan
 
-        group, running = self._group_of.get(trial.key), self.running.pop(trial.key, None)
+        group = self._group_of.get(trial.key)
+        self.running.pop(trial.key, None)
         if group is not None:
-            if trial.key not in group.ended and running is not None:
-                self._took[trial.key] = running.took_s
+            if trial.key not in group.ended and outcome.ended:
+                self._took[trial.key] = outcome.ended - (outcome.started or 0.0)
             group.ended[trial.key] = outcome
             self.rows[trial.key] = trial_row(trial, outcome)
             self.last = group

@@ -1,6 +1,6 @@
 """Views of a running sweep: a table that is redrawn on a terminal, plain lines elsewhere.
 
-Both are observers of the driver (``Observer``). The table is drawn at most ``REFRESH_HZ`` times a
+The table is drawn at most ``REFRESH_HZ`` times a
 second on events and once a second between them, because it runs on the cores that are being
 measured. Plain lines say every ``QUIET_S`` seconds what is being measured.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TextIO
@@ -25,7 +26,14 @@ from rich.text import Text
 from ringray.base import units
 from ringray.base.redaction import shown
 from ringray.base.signals import leave_to_main
-from ringray.lab.driver.observer import Summary
+from ringray.lab.driver.events import (
+    Event,
+    Note,
+    SweepEnded,
+    SweepStarted,
+    TrialEnded,
+    TrialStarted,
+)
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.trial import Trial
 from ringray.lab.report import verdict, words
@@ -46,7 +54,7 @@ _MARKED = ("ok", "oom", "timeout", "failed", "running", "pending")
 _MARKS = dict(zip(_MARKED, zip("✓▲◷✗▶·", "+MTx>.", strict=True), strict=True))
 
 
-def observer(file: TextIO) -> LiveTable | PlainLines:
+def view(file: TextIO) -> View:
     """Returns a live table for a terminal with a cursor, plain lines for any other ``file``."""
     if file.isatty():
         terminal = console(file)
@@ -55,125 +63,140 @@ def observer(file: TextIO) -> LiveTable | PlainLines:
     return PlainLines(file)
 
 
-class PlainLines:
+class View(ABC):
+    """A listener that shows a sweep."""
+
+    board: Board  # from the start of the sweep on
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # timers draw, too
+
+    def take(self, event: Event) -> None:
+        with self._lock:
+            match event:
+                case SweepStarted(plan=plan, done=done, ago=ago):
+                    self.board = Board(plan, done, ago)
+                    self._begin(plan)
+                case TrialStarted(trial, attempt, ago):
+                    self.board.start(trial, attempt, ago)
+                    self._started(trial, attempt)
+                case TrialEnded(trial, outcome):
+                    self.board.end(trial, outcome)
+                    self._ended(trial, outcome)
+                case Note(text):
+                    self._note(text)
+                case SweepEnded():
+                    self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the view, also after an error; the summary follows it."""
+
+    @abstractmethod
+    def _begin(self, plan: Plan) -> None: ...
+    @abstractmethod
+    def _started(self, trial: Trial, attempt: int) -> None: ...
+    @abstractmethod
+    def _ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None: ...
+    @abstractmethod
+    def _note(self, text: str) -> None: ...
+
+
+class PlainLines(View):
     """One line per event. A closed pipe or a full disk does not end the sweep."""
 
-    _board: Board  # from the start of the sweep on
-
     def __init__(self, file: TextIO) -> None:
+        super().__init__()
         self._file: TextIO | None = file
-        self._lock = threading.RLock()
         self._quiet: threading.Timer | None = None
 
-    def sweep_started(self, plan: Plan, done: Mapping[str, TrialRow], ago: float = 0.0) -> None:
-        self._board = board = Board(plan, done, ago)
-        first = plan.runnable[0].config.as_dict()
+    def _begin(self, plan: Plan) -> None:
+        board, first = self.board, plan.runnable[0].config.as_dict()
         earlier = board.measured_before
         before = f", {units.plural(earlier, 'trial')} measured before" if earlier else ""
         pruned = f", {board.pruned} pruned" if board.pruned else ""
         trials = units.plural(board.total, "trial")
-        self._line(f"{plan.spec.name} {plan.digest[:8]}: {trials}{before}{pruned}")
-        self._line(f"{words.constants(first, board.fields)}; {words.measured(first)}")
+        self._note(f"{plan.spec.name} {plan.digest[:8]}: {trials}{before}{pruned}")
+        self._note(f"{words.constants(first, board.fields)}; {words.measured(first)}")
         for line in (*words.pruned(plan), *words.warnings(plan)):
-            self._line(line)
+            self._note(line)
 
-    def note(self, text: str) -> None:
-        self._line(text)
-
-    def trial_started(self, trial: Trial, attempt: int, ago: float = 0.0) -> None:
-        self._board.start(trial, attempt, ago)
+    def _started(self, trial: Trial, attempt: int) -> None:
         if attempt > 1:
-            self._line(f"{self._board.labels[trial.key]}: attempt {attempt}")
+            self._note(f"{self.board.labels[trial.key]}: attempt {attempt}")
         self._listen()
 
-    def trial_ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
-        self._board.end(trial, outcome)
+    def _ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
         # The first lines count the pruned trials, the summary those that a search left out.
         if trial.pruned is None and outcome.reason != NOT_REQUESTED:
-            self._line(trial_line(self._board, trial, outcome))
+            self._note(trial_line(self.board, trial, outcome))
 
-    def sweep_ended(self, summary: Summary) -> None:
-        """Does nothing: the summary follows."""
+    def _note(self, text: str) -> None:
+        if self._file is None:
+            return
+        try:
+            print(shown(text), file=self._file, flush=True)
+        except OSError:
+            self._file = None
 
     def close(self) -> None:
-        """Ends the lines about the trial that runs."""
         with self._lock:
             if self._quiet is not None:
                 self._quiet.cancel()
                 self._quiet = None
 
     def _listen(self) -> None:
-        with self._lock:  # rings side by side start trials in threads of their own
-            self.close()
-            self._quiet = threading.Timer(QUIET_S, self._still_there)
-            self._quiet.daemon = True
-            self._quiet.start()
+        self.close()
+        self._quiet = threading.Timer(QUIET_S, self._still_there)
+        self._quiet.daemon = True
+        self._quiet.start()
 
     def _still_there(self) -> None:
-        board = self._board
-        if self._quiet is None:
-            return
-        if running := list(board.running.values()):
-            which = f"{board.done + 1} of {board.total}"
-            if len(running) > 1:
-                which = f"{len(running)} at a time, {board.done} of {board.total} done"
-            remaining_s = board.remaining_s
-            about = "" if remaining_s is None else f"; about {units.duration(remaining_s)} left"
-            self._line(f"measuring {which}, {units.duration(running[0].took_s)}{about}")
-        self._listen()
-
-    def _line(self, text: str) -> None:
         with self._lock:
-            if self._file is None:
+            board = self.board
+            if self._quiet is None:
                 return
-            try:
-                print(shown(text), file=self._file, flush=True)
-            except OSError:
-                self._file = None
+            if running := list(board.running.values()):
+                which = f"{board.done + 1} of {board.total}"
+                if len(running) > 1:
+                    which = f"{len(running)} at a time, {board.done} of {board.total} done"
+                remaining_s = board.remaining_s
+                about = "" if remaining_s is None else f"; about {units.duration(remaining_s)} left"
+                self._note(f"measuring {which}, {units.duration(running[0].took_s)}{about}")
+            self._listen()
 
 
-class LiveTable:
+class LiveTable(View):
     """One table, redrawn in place."""
 
-    _board: Board  # from the start of the sweep on
-
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
         self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._lock = threading.RLock()
         self._drawn = 0.0
         self._timer: threading.Timer | None = None
 
-    def sweep_started(self, plan: Plan, done: Mapping[str, TrialRow], ago: float = 0.0) -> None:
+    def _begin(self, plan: Plan) -> None:
         for line in words.warnings(plan):
-            self.note(line)
-        self._board = Board(plan, done, ago)
+            self._note(line)
         self._live.start()
         self._changed()
 
-    def note(self, text: str) -> None:
-        text = shown(text)
+    def _started(self, trial: Trial, attempt: int) -> None:
+        self._changed()
+
+    def _ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
+        # The next trial usually starts at once; one drawing shows both.
+        self._changed(1 / REFRESH_HZ)
+
+    def _note(self, text: str) -> None:
         if not self._live.is_started:
-            self._console.print(text, style="bright_black", markup=False)
+            self._console.print(shown(text), style="bright_black", markup=False)
             return
-        self._board.note = text
+        self.board.note = shown(text)
         self._changed()
-
-    def trial_started(self, trial: Trial, attempt: int, ago: float = 0.0) -> None:
-        self._board.start(trial, attempt, ago)
-        self._changed()
-
-    def trial_ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
-        with self._lock:
-            self._board.end(trial, outcome)
-            # The next trial usually starts at once; one drawing shows both.
-            self._changed(1 / REFRESH_HZ)
-
-    def sweep_ended(self, summary: Summary) -> None:
-        self.close()
 
     def close(self) -> None:
-        """Removes the table, also after an error; the summary follows it."""
         with self._lock:
             self._cancel()
             if self._live.is_started:
@@ -182,15 +205,14 @@ class LiveTable:
     def _changed(self, wait: float = 0.0) -> None:
         """Draws after ``wait`` seconds or as soon as the rate allows, so that a long trial does not
         hide a change."""
-        with self._lock:
-            self._cancel()
-            wait = max(wait, self._drawn + 1 / REFRESH_HZ - time.monotonic())
-            if wait <= 0:
-                self._draw()
-                return
-            self._timer = threading.Timer(wait, self._draw_aside)
-            self._timer.daemon = True
-            self._timer.start()
+        self._cancel()
+        wait = max(wait, self._drawn + 1 / REFRESH_HZ - time.monotonic())
+        if wait <= 0:
+            self._draw()
+            return
+        self._timer = threading.Timer(wait, self._draw_aside)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _cancel(self) -> None:
         if self._timer is not None:
@@ -212,7 +234,7 @@ class LiveTable:
                 return
             self._drawn = time.monotonic()
             rows = max(3, self._console.height - _AROUND)
-            self._live.update(render(self._board, rows, self._console), refresh=True)
+            self._live.update(render(self.board, rows, self._console), refresh=True)
             self._changed(SIGN_S)  # the time of what runs moves
 
 

@@ -31,7 +31,7 @@ from ringray.base.redaction import without_credentials
 from ringray.lab.report.figures import pictures
 from ringray.lab.report.sweep_report import document
 from ringray.lab.report.words import shared
-from ringray.lab.store.progress import CurvePoint
+from ringray.lab.store.feed import CurvePoint
 from ringray.lab.store.store import Store
 from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import archive

@@ -28,8 +28,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from ringray.base.errors import PlaceError
-from ringray.lab.driver.observer import SyncState
-from ringray.lab.store import progress
+from ringray.lab.store.feed import CurvePoint, LogReader, path_of
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.sink import service_of
 from ringray.lab.tracking.worker import (
@@ -40,6 +39,7 @@ from ringray.lab.tracking.worker import (
     receive,
     send,
 )
+from ringray.lab.trial.outcome import SyncState
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -72,9 +72,8 @@ class Follower:
         self._cursor = 0
         self._backlog: dict[tuple[str, int], Kept] = {}  # by trial key and number
         self._seen: set[str] = set()  # keys of trials
-        self._progress = progress.path_of(digest)
-        self._live: list[progress.CurvePoint] = []  # of running trainings, not written yet
-        self._told = 0  # bytes of them that were read
+        self._log = LogReader(path_of(store.path, digest))
+        self._live: list[CurvePoint] = []  # of running trainings, not written yet
         self._summary_due, self._summary_pause = 0.0, SUMMARY_S
         # After a failed call, which was refused or whose answer was lost, the sink is asked what
         # it holds before the next one.
@@ -212,8 +211,7 @@ class Follower:
     def _read(self) -> None:
         """Reads the changes of the store into the backlog, and the curves of running trials."""
         if self._deadline == inf:
-            points, self._told = progress.told(self._progress, self._told)
-            self._live += points
+            self._live += self._log.curve_points()
         try:
             rows, self._cursor = self._store.changed_since(self._digest, self._cursor)
         except PlaceError as error:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ringray.lab.store.progress import CurvePoint
+from ringray.lab.store.feed import CurvePoint
 from ringray.lab.trial.outcome import Kept, Tracked
 
 if TYPE_CHECKING:

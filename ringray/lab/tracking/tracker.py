@@ -13,11 +13,10 @@ from pathlib import Path
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import without_credentials
-from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri, ui_command
 from ringray.lab.tracking.worker import Worker, receive, send
-from ringray.lab.trial.outcome import Tracked
+from ringray.lab.trial.outcome import SyncState, Tracked
 
 READY_S = 180.0  # to import MLflow and make a database, on a busy machine
 FINISH_S = 30.0  # for the rest when a sweep ends, however slow MLflow is

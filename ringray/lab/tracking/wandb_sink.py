@@ -19,7 +19,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.report import verdict
 from ringray.lab.report.figures import pictures
 from ringray.lab.report.sweep_report import document
-from ringray.lab.store.progress import CurvePoint
+from ringray.lab.store.feed import CurvePoint
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.trial.outcome import Kept, Tracked

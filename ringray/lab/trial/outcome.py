@@ -166,6 +166,15 @@ class Kept(NamedTuple):
     seq: int
 
 
+@dataclass(frozen=True, slots=True)
+class SyncState:
+    """The end of tracking: trials in MLflow, trials still missing there, and why (or None)."""
+
+    written: int
+    pending: int
+    error: str | None
+
+
 class Tracked(NamedTuple):
     """The place of a sweep in MLflow. ``uri`` is without credentials."""
 

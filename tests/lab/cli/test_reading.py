@@ -19,12 +19,12 @@ import pytest
 
 from ringray.base.errors import PlaceError
 from ringray.lab import cli
-from ringray.lab.api import results
 from ringray.lab.cli import watch
 from ringray.lab.store import feed
 from ringray.lab.store.memory_copy import MemoryCopy
 from ringray.lab.store.recover import recover
 from ringray.lab.store.store import Store, default_path
+from ringray.lab.sweeps import results
 from ringray.lab.trial.outcome import Outcome
 from tests.support import old_stores
 from tests.support.old_stores import SCHEMAS

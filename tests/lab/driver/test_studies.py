@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,10 +10,11 @@ import pytest
 
 from ringray.base import provenance
 from ringray.base.errors import PlaceError
-from ringray.lab.cli import run
+from ringray.lab import sweeps
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import studies as result
+from ringray.lab.driver.events import Summary
 from ringray.lab.driver.resume import Resume
 from ringray.lab.driver.schedule import found
 from ringray.lab.plan import plan
@@ -218,7 +218,6 @@ def test_a_busy_machine_decides_no_choice(
     ranks: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     made = plan.build(spec.parse(CUT.replace("size: 1", f"size: {ranks}")))
     ms = {None: 9.0, 64: 7.0, 128: 8.0}
@@ -234,11 +233,12 @@ def test_a_busy_machine_decides_no_choice(
     assert len(result.entries(made, ended)) == 1  # on a host of unknown size
     monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
     monkeypatch.setattr(provenance, "hardware", lambda: {"cores": 4})
-    monkeypatch.setattr(run, "execute", lambda *_: 0)
+    monkeypatch.setattr(sweeps, "_measure", lambda *_: Summary(made.digest, "c"))
     store: Any = SimpleNamespace(trials=lambda digest: ended)
-    assert run.search(made, store, argparse.Namespace(json=None)) == 0
+    summary = sweeps._search(made, store, *[None] * 2)  # type: ignore[arg-type]
     told = "1 choice in " if kept else "nothing for 1 problem, because other processes used "
-    assert capsys.readouterr().out.startswith(f"tuned:  {told}")
+    assert summary.tuned[0].startswith(told)
+    assert summary.exit_code == 0
     assert len(tuned.table().entries) == kept
     memory = spec.parse(CUT + "search: {objectives: [peak_memory_bytes]}\n")
     study = result.results(made, ended)[0]

@@ -1,22 +1,22 @@
-"""Trials on rings that fail or are interrupted; the rings are stand-ins."""
+"""Which recorded trials stand, and what a fault or a signal costs a trial; rings are stand-ins."""
 
 from __future__ import annotations
 
-import json
 import threading
-from contextlib import nullcontext
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.base import provenance
-from ringray.base.errors import StoppedError
-from ringray.lab.cluster import connect
+from ringray.base.errors import PlaceError, StoppedError
+from ringray.instruments.progress import Progress
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
-from ringray.lab.driver import dispatch, trials
+from ringray.lab.driver import dispatch
+from ringray.lab.driver.events import Listeners, RingStarted, StepEnded
 from ringray.lab.driver.resume import Resume
-from ringray.lab.driver.run import Sweep, run
+from ringray.lab.driver.run import Sweep
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.trials import BACKOFF_MOST_S, RetryPolicy, TrialRunner
 from ringray.lab.plan import plan
@@ -24,146 +24,249 @@ from ringray.lab.ring.monitor import RingFault
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.faults import Fault
-from ringray.lab.trial.outcome import Outcome
+from ringray.lab.trial.outcome import NOT_TRIED, Outcome
+from tests.support.sweep_world import Heard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+SPEC = (
+    "version: 1\nname: s\nkind: latency\nring: {size: 2, device: cpu}\n"
+    "problem: {seq_len: [64, 128, 192, 256, 320, 384], heads: 2, head_dim: 16}\n"
+    "measure: {baseline: null}\nlimits: {retries: 2, rank_memory: 1GiB}\n"
+)
 TUNE = (
     "version: 1\nname: s\nkind: kernel-tune\nring: {size: 2, device: cpu}\n"
     "problem: {seq_len: 128, heads: 2, head_dim: 16, direction: forward}\n"
     "measure: {repeats: 4, baseline: null}\nlimits: {retries: 0}\n"
     "search: {method: halving, budget: 1}\n"
 )
+NODE = "ray-id-of-a-node"
 
 
-class Silent:
-    """An observer to whom nothing matters."""
+class Roomy(Cluster):
+    """A cluster on which every ring fits without a node."""
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *given: None
+    def fits_without(self, config: Any, without: Any) -> bool:
+        return True
+
+
+def begun(text: str, store: Store, heard: Heard) -> Sweep:
+    sweep = Sweep(plan.build(spec.parse(text)), store, Listeners([heard]))
+    sweep.begin(Resume.of(sweep.plan, store, sweep.info.environment))
+    return sweep
+
+
+def runner_of(sweep: Sweep) -> TrialRunner:
+    cluster = Roomy(True, Capacity((NodeGroup("node", {"CPU": 2.0}),)))
+    environment = sweep.info.environment
+    return TrialRunner(sweep.plan, cluster, environment, sweep.record, sweep.listeners.tell)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[tuple[TrialRunner, plan.Plan, Store]]:
-    planned = plan.build(spec.parse(TUNE))
-    cluster = Cluster(True, Capacity((NodeGroup("node", {"CPU": 2.0}),)))
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, heard: Heard) -> Iterator[Sweep]:
     with Store(tmp_path / "store.db") as store:
-        sweep = Sweep(planned, store, Silent())
-        sweep.begin(Resume.of(planned, store, sweep.info.environment), None)
-        yield sweep.runner(cluster), planned, store
+        yield begun(SPEC, store, heard)
+
+
+# What stands
+
+
+def test_what_ended_well_with_this_code_stands(sweep: Sweep) -> None:
+    environment = sweep.info.environment
+
+    def lack(limit: int) -> dict[str, Any]:
+        fault = Fault("out-of-memory", limit_bytes=limit).as_dict()
+        return {**environment, "faults": [fault]}
+
+    trials = sweep.plan.trials
+    points = [trial.point(environment) for trial in trials]
+    outcomes = (
+        (Outcome("ok", point=points[0]), True),
+        (Outcome("ok", point="of-other-code"), False),
+        (Outcome("failed", "broken", point=points[2]), False),
+        (Outcome("oom", "full", point=points[3], environment=lack(1 << 30)), True),
+        (Outcome("oom", "full", point=points[4], environment=lack(1 << 20)), False),
+        (Outcome("pruned", NOT_TRIED + "no compiler", point=points[5]), True),
+    )
+    for trial, (outcome, _) in zip(trials, outcomes, strict=True):
+        sweep.store.record(sweep.plan.digest, trial.key, outcome)
+    resume = Resume.of(sweep.plan, sweep.store, environment)
+    assert [trial.key in resume.done for trial in trials] == [stands for _, stands in outcomes]
+    assert resume.to_do
+    for trial, point in zip(trials, points, strict=True):
+        sweep.store.record(sweep.plan.digest, trial.key, Outcome("ok", point=point))
+    assert not Resume.of(sweep.plan, sweep.store, environment).to_do
+
+
+def test_a_measurement_keeps_the_prediction_that_it_was_made_with(sweep: Sweep) -> None:
+    environment, (first, second) = sweep.info.environment, sweep.plan.trials[:2]
+    outcome = Outcome("ok", metrics={"median_ms": 9.0}, point=first.point(environment))
+    sweep.store.record(sweep.plan.digest, first.key, outcome)
+    assert first.predicted is not None
+    better = first.predicted._replace(time_ms=9.0)
+    trials = tuple(replace(trial, predicted=better) for trial in sweep.plan.trials)
+    calibrated = replace(sweep.plan, trials=trials)
+    for again, time_ms in ((False, first.predicted.time_ms), (True, 9.0)):
+        resume = Resume.of(calibrated, sweep.store, environment, again)
+        sweep.store.begin(sweep.info, resume.infos())
+        rows = {row.key: row for row in sweep.store.trials(calibrated.digest)}
+        predicted = [rows[trial.key].predicted["time_ms"] for trial in (first, second)]
+        assert predicted == [time_ms, 9.0]
+
+
+def test_listeners_are_told_only_of_what_the_store_holds(
+    sweep: Sweep, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise PlaceError("no space")
+
+    monkeypatch.setattr(sweep.store, "record", full)
+    with pytest.raises(PlaceError, match="no space"):
+        sweep.record(sweep.plan.trials[0], Outcome("ok"))
+    assert "TrialEnded" not in heard.names
+
+
+# Faults
+
+
+class Failing:
+    """A ring pool whose rings end with one fault after another."""
+
+    nodes: tuple[str, ...] = ("a",)
+
+    def __init__(self, *met: RingFault) -> None:
+        self.met, self.taken, self.closed = list(met), 0, 0
+
+    def take(self, config: Any, ahead: Any) -> tuple[Failing, bool]:
+        self.taken += 1
+        return self, False
+
+    def settle(self, config: Any, kind: str) -> tuple[Any, dict[str, Any]]:
+        return config, {}
+
+    def run(self, kind: str, config: Any, timeout: float, watch: Any = None) -> Any:
+        raise self.met.pop(0)
+
+    def close(self, cause: str) -> None:
+        self.closed += 1
+
+
+def measured(sweep: Sweep, rings: Failing) -> tuple[Outcome, TrialRunner]:
+    """The outcome of the first trial on ``rings``."""
+    runner, schedule = runner_of(sweep), Schedule(sweep.plan, {}, {})
+    work = schedule.next()
+    assert work is not None
+    return runner._measure(work, schedule, rings), runner  # type: ignore[arg-type]
+
+
+def died(sound: bool = False) -> RingFault:
+    return RingFault(Fault("rank-died", "gone", (0,), node_id=NODE), sound)
+
+
+@pytest.fixture
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringray.lab.driver.trials.BACKOFF_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_broken_ring_is_replaced_until_the_limit(sweep: Sweep, heard: Heard) -> None:
+    rings = Failing(died(), died(), died(), died())
+    outcome, runner = measured(sweep, rings)
+    assert (outcome.status, outcome.attempts) == ("failed", 3)
+    assert (rings.taken, rings.closed) == (3, 3)
+    assert outcome.environment is not None
+    assert [fault["kind"] for fault in outcome.environment["faults"]] == ["rank-died"] * 3
+    assert runner._quarantine.nodes == (NODE,)
+    assert heard.names.count("TrialStarted") == 3
+
+
+@pytest.mark.usefixtures("no_pause")
+def test_a_fault_that_is_a_result_ends_the_trial(sweep: Sweep) -> None:
+    rings = Failing(died(), RingFault(Fault("out-of-memory", ranks=(1,)), sound=True))
+    outcome, runner = measured(sweep, rings)
+    assert (outcome.status, outcome.attempts, rings.taken) == ("oom", 2, 2)
+    assert rings.closed == 1, "a sound ring goes on"
+    assert runner._quarantine.nodes == ()
+
+
+def test_a_late_failure_does_not_take_what_was_measured(tmp_path: Path) -> None:
+    with Store(tmp_path / "store.db") as store:
+        sweep = begun(TUNE, store, Heard())
+        schedule = Schedule(sweep.plan, {}, {})
+        first = schedule.next()
+        assert first is not None
+        before = Outcome("ok", None, {"median_ms": 3.0, "repeats": 1.0}, {"ms": [3.0]})
+        work, rings = first._replace(repeats=2, before=before), Failing(died())
+        outcome = runner_of(sweep)._measure(work, schedule, rings)  # type: ignore[arg-type]
+    assert outcome.status == "failed"
+    assert (outcome.metrics, outcome.samples) == (before.metrics, before.samples)
+
+
+def test_only_faults_of_the_infrastructure_are_retried_after_pauses_that_grow() -> None:
+    for kind in ("node-lost", "rank-died", "stalled", "connection-lost"):
+        pauses = [RetryPolicy(10).pause([Fault(kind)] * attempt) for attempt in range(1, 12)]
+        assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[BACKOFF_MOST_S] * 4, None]
+        assert RetryPolicy(0).pause([Fault(kind)]) is None
+    spot = Fault("node-preempted")  # which is no attempt
+    assert RetryPolicy(0).pause([spot] * 5) == 0.5
+    assert RetryPolicy(1).pause([spot, Fault("node-lost"), spot]) == 0.5
+    assert RetryPolicy(1).pause([Fault("node-lost"), spot, Fault("node-lost")]) is None
+    assert RetryPolicy(10).pause([Fault("out-of-memory")]) is None
+    assert RetryPolicy(10).pause([Fault("error")]) is None
 
 
 def test_ctrl_c_waits_for_no_ring_that_starts(
-    made: tuple[TrialRunner, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    under_test, planned, store = made
-    begun = threading.Event()
+    starting = threading.Event()
 
     class Starting:
         """Takes for ever, if nobody stops it."""
 
         def __init__(self, capacity: int, placement: Any, timeout: float, patience: Any,
                      avoid: Any) -> None:  # fmt: skip
-            begun.set()
+            starting.set()
             patience.stop.wait()
             raise StoppedError
 
-    monkeypatch.setattr("ringray.lab.ring.pool.ActorRing", Starting)
-
-    def interrupt(*given: Any, **options: Any) -> Any:
-        begun.wait()
+    def interrupt(*_: Any, **options: Any) -> Any:
+        starting.wait()
         raise KeyboardInterrupt
 
+    monkeypatch.setattr("ringray.lab.ring.pool.ActorRing", Starting)
     monkeypatch.setattr(dispatch, "wait", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        under_test.run(Schedule(planned, {}, {}))
-    assert {row.status for row in store.trials(planned.digest)} == {None}
-
-
-def test_what_was_measured_before_gets_no_second_line_on_a_cluster_too_small_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = TUNE.replace("kernel-tune", "latency").replace("size: 2,", "size: [2, 4],")
-    planned = plan.build(spec.parse(text.partition("search:")[0]))
-    small = Cluster(False, Capacity((NodeGroup("node", {"CPU": 2.0}),)))
-    left = {trial.config.ring.size: trial for trial in planned.trials}[4]
-
-    class Measured:
-        """All but the large ring, on a cluster that had room for it."""
-
-        def __init__(self, *_: Any, record: Any, **others: Any) -> None:
-            self.record = record
-
-        def run(self, schedule: Schedule) -> None:
-            point = left.point(provenance.describe())
-            self.record(left, Outcome("ok", None, {}, {}, point))
-
-        def close(self) -> None:
-            pass
-
-    json_path = tmp_path / "a.jsonl"
-    described = provenance.describe()
-    monkeypatch.setattr(trials, "TrialRunner", Measured)
-    monkeypatch.setattr(provenance, "describe", lambda: described)
     with Store(tmp_path / "store.db") as store:
-        for offer in (Capacity((NodeGroup("node", {"CPU": 8.0}),)), small.present, small.present):
-            place = Cluster(False, offer)
-            if offer is small.present:
-                monkeypatch.setattr(Measured, "run", lambda self, schedule: None)
-            monkeypatch.setattr(connect, "connect", lambda address, at=place: nullcontext(at))
-            run(planned, store=store, observer=Silent(), json_path=json_path)
-    lines = [json.loads(line) for line in json_path.read_text().splitlines()]
-    assert [line["status"] for line in lines if line["config"]["ring_size"] == 4] == ["ok"]
+        sweep = begun(TUNE, store, heard)
+        with pytest.raises(KeyboardInterrupt):
+            runner_of(sweep).run(Schedule(sweep.plan, {}, {}))
+        assert {row.status for row in store.trials(sweep.plan.digest)} == {None}
+    assert RingStarted("first") in heard.events
 
 
-def test_a_late_failure_does_not_take_what_was_measured(
-    made: tuple[TrialRunner, plan.Plan, Store], monkeypatch: pytest.MonkeyPatch
+def test_a_running_training_tells_its_steps_and_its_speed(
+    tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch, ringray_home: object
 ) -> None:
-    under_test, planned, store = made
-    schedule = Schedule(planned, {}, {})
-    first = schedule.next()
-    assert first is not None
-    before = Outcome("ok", None, {"median_ms": 3.0, "repeats": 1.0}, {"ms": [3.0]})
-    store.record(planned.digest, first.trial.key, before)
-
-    class Broken:
-        nodes: tuple[str, ...] = ("a",)
-
-        def settle(self, config: Any, kind: str) -> tuple[Any, dict[str, Any]]:
-            return config, {}
-
-        def run(self, kind: str, config: Any, timeout: float, watch: Any = None) -> Any:
-            raise RingFault(Fault("rank-died", "gone", (0,)))
-
-    class Rings:
-        def take(self, config: Any, ahead: Any) -> tuple[Broken, bool]:
-            return Broken(), False
-
-        def close(self, cause: str) -> None:
-            pass
-
-    work = first._replace(repeats=2, before=before)
-    outcome = under_test._measure(work, schedule, Rings())  # type: ignore[arg-type]
-    assert outcome.status == "failed"
-    assert (outcome.metrics, outcome.samples) == (before.metrics, before.samples)
-
-
-@pytest.mark.parametrize("kind", ["node-lost", "rank-died", "stalled", "connection-lost"])
-def test_faults_of_the_infrastructure_are_retried_after_pauses_that_grow(kind: Any) -> None:
-    pauses = [RetryPolicy(10).pause([Fault(kind)] * attempt) for attempt in range(1, 12)]
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, *[BACKOFF_MOST_S] * 4, None]
-    assert RetryPolicy(0).pause([Fault(kind)]) is None
-
-
-def test_preemptions_are_no_attempts() -> None:
-    spot = Fault("node-preempted")
-    assert RetryPolicy(0).pause([spot] * 5) == 0.5
-    assert RetryPolicy(1).pause([spot, Fault("node-lost"), spot]) == 0.5
-    assert RetryPolicy(1).pause([Fault("node-lost"), spot, Fault("node-lost")]) is None
-
-
-def test_other_faults_are_results() -> None:
-    assert RetryPolicy(10).pause([Fault("out-of-memory")]) is None
-    assert RetryPolicy(10).pause([Fault("error")]) is None
+    text = "version: 1\nname: t\nkind: train\nring: {size: 2, device: cpu}\n"
+    text += "problem: {seq_len: 64, batch: 2}\ntraining: {model: llama-tiny}\n"
+    clock = [100.0]
+    with Store(tmp_path / "store.db") as store:
+        sweep = begun(text, store, heard)
+        (trial,) = sweep.plan.runnable
+        watch = runner_of(sweep)._watch(trial, 1e9)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    for now, step in ((100.0, 3), (104.0, 5), (107.0, 5)):  # told twice
+        clock[0] = now
+        watch(Progress(told=(step, {"loss": 1.0})))
+    first, second = (event for event in heard.events if isinstance(event, StepEnded))
+    assert (first.step, first.values, first.metrics) == (3, {"loss": 1.0}, {})
+    assert second.metrics["median_ms"] == pytest.approx(2000.0)
+    assert second.metrics["tokens_per_s"] == pytest.approx(2 * 64 / 2.0)
+    assert trial.predicted is not None
+    assert second.metrics["mfu"] == pytest.approx(trial.predicted.flops / 2.0 / 1e9)

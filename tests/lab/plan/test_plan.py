@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -196,13 +196,6 @@ MEASURED = (
 )
 
 
-class Nobody:
-    """An observer that does not look."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
-
-
 @pytest.fixture
 def private_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A folder of its own for Ray (short: it holds sockets); what the driver sets is undone."""
@@ -231,7 +224,7 @@ def test_a_ring_sends_what_the_plan_says(
 
     monkeypatch.setattr("ringray.lab.driver.trials.summarise", summarise)
     with Store(tmp_path / "s.db") as store:
-        summary = driver.run(made, store=store, observer=Nobody())
+        summary = driver.run(made, store=store)
         rows = {row.key: row for row in store.trials(made.digest)}
     assert summary.exit_code == 0
     assert summary.counts == {"ok": len(made.runnable), "pruned": 64}

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from ringray.lab.driver.events import SweepStarted, TrialEnded, TrialStarted
 from ringray.lab.report import board as board_module
 from ringray.lab.report import live
 from ringray.lab.report.board import Board, RunningTrial, trial_line
 from ringray.lab.trial.outcome import Outcome
 from tests.support.report_rows import (
+    INFO,
     TEXT,
     console,
     follow,
@@ -49,7 +51,7 @@ def test_plain_lines_of_a_sweep() -> None:
     made = planned(TEXT.replace("heads: 2,", "heads: 2, window: [null, 3], causal: [true, false],"))
     file = io.StringIO()
     done = {made.runnable[0].key: row(made.runnable[0], outcome())}
-    follow(live.observer(file), made, 3, done)
+    follow(live.view(file), made, 3, done)
     lines = file.getvalue().splitlines()
     assert lines[0] == f"looks {made.digest[:8]}: 48 trials, 1 trial measured before, 16 pruned"
     assert lines[1].startswith("ring of 2, device auto, 1 thread per rank, 2 heads × 64, float32")
@@ -159,9 +161,9 @@ def test_little_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPat
     view = live.LiveTable(console())
     monkeypatch.setattr(view._live, "update", lambda *_, **__: drawn.append("now"))
     made = planned()
-    view.sweep_started(made, {})
+    view.take(SweepStarted(made, INFO, {}))
     assert len(drawn) == 1
-    view.trial_started(made.trials[0], 1)
+    view.take(TrialStarted(made.trials[0], 1))
     assert len(drawn) == 1
     assert timers[-1].seconds == pytest.approx(0.25)
     clock[0] += 0.25
@@ -170,10 +172,10 @@ def test_little_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPat
     clock[0] += 60  # a long trial: the time moves, as the timer says
     assert timers[-1].seconds == 1.0
     assert all(timer.cancelled or timer is timers[-1] for timer in timers)
-    view.trial_ended(made.trials[0], outcome())
+    view.take(TrialEnded(made.trials[0], outcome()))
     assert len(drawn) == 2
     clock[0] += 0.01
-    view.trial_started(made.trials[1], 1)
+    view.take(TrialStarted(made.trials[1], 1))
     assert len(drawn) == 3
     assert timers[-1].seconds == 1.0
     assert all(timer.cancelled or timer is timers[-1] for timer in timers)
@@ -196,12 +198,12 @@ def test_plain_lines_say_what_runs_in_silence(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(live, "QUIET_S", 0.02)
     made, file = planned(), io.StringIO()
     view = live.PlainLines(file)
-    view.sweep_started(made, {})
-    view.trial_started(made.trials[0], 1)
+    view.take(SweepStarted(made, INFO, {}))
+    view.take(TrialStarted(made.trials[0], 1))
     until = time.monotonic() + 600
     while file.getvalue().count("measuring 1 of 16, ") < 2 and time.monotonic() < until:
         time.sleep(0.01)
-    view.trial_ended(made.trials[0], outcome())
+    view.take(TrialEnded(made.trials[0], outcome()))
     view.close()
     assert file.getvalue().count("measuring 1 of 16, ") >= 2
     said = file.getvalue()
@@ -214,8 +216,8 @@ def test_the_live_table_moves_while_a_trial_runs(monkeypatch: pytest.MonkeyPatch
     made, drawn = planned(), threading.Semaphore(0)
     monkeypatch.setattr(live, "render", lambda *_: drawn.release() or "")
     view = live.LiveTable(console())
-    view.sweep_started(made, {})
-    view.trial_started(made.trials[0], 1)
+    view.take(SweepStarted(made, INFO, {}))
+    view.take(TrialStarted(made.trials[0], 1))
     try:
         for _ in range(3):
             assert drawn.acquire(timeout=600)
@@ -242,13 +244,13 @@ def test_trials_side_by_side_have_times_of_their_own(monkeypatch: pytest.MonkeyP
     said = printed(live.render(board, 30, console()))
     assert "measuring 12 s" in said
     assert "attempt 2 2.0 s" in said
-    board.end(second, Outcome("ok"))
+    board.end(second, Outcome("ok", started=1.0, ended=3.0))
     assert [one.took_s for one in board.running.values()] == [12.0]
-    board.end(first, Outcome("ok"))
+    board.end(first, Outcome("ok", started=1.0, ended=13.0))
     alone = Board(planned(), {})
     for trial, took in ((first, 12.0), (second, 2.0)):
         alone.start(trial, 1)
         now[0] += took
-        alone.end(trial, Outcome("ok"))
+        alone.end(trial, Outcome("ok", started=1.0, ended=1.0 + took))
     assert alone.remaining_s is not None
     assert board.remaining_s == pytest.approx(alone.remaining_s / 2)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ringray.base.errors import PlaceError
-from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location
 from ringray.lab.tracking import tracker as tracking
 from ringray.lab.tracking.tracker import Tracker, sync
+from ringray.lab.trial.outcome import SyncState
 from tests.support.exhaustive import exhaustive
 from tests.support.fault_proxy import FAULTS, Proxy
 from tests.support.place import PATIENCE

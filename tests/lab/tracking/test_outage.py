@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 from ringray.base.errors import PlaceError
-from ringray.lab.driver.observer import SyncState
-from ringray.lab.store.progress import CurvePoint
+from ringray.lab.store.feed import CurvePoint
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import Tracker, sync
-from ringray.lab.trial.outcome import Kept, Tracked
+from ringray.lab.trial.outcome import Kept, SyncState, Tracked
 from tests.support.place import PATIENCE
 from tests.support.tracking_servers import Server, sqlite_server
 from tests.support.tracking_store import (

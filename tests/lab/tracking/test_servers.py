@@ -10,10 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
-from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.tracker import Tracker, sync
-from ringray.lab.trial.outcome import Outcome
+from ringray.lab.trial.outcome import Outcome, SyncState
 from tests.support.exhaustive import exhaustive
 from tests.support.place import PATIENCE
 from tests.support.tracking_servers import Server, postgres, sqlite_server

@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 from ringray.base.errors import PlaceError
-from ringray.lab.driver.observer import SyncState
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.tracking.worker import Worker, receive, send
+from ringray.lab.trial.outcome import SyncState
 from tests.support.place import PATIENCE
 from tests.support.tracking_store import (
     DIGEST,

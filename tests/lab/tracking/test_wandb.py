@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ringray.base.errors import PlaceError, SpecError
-from ringray.lab.driver.observer import SyncState
 from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.location import check
 from ringray.lab.tracking.tracker import Tracker, sync
+from ringray.lab.trial.outcome import SyncState
 from tests.support.place import PATIENCE
 from tests.support.small_spec import SMALL
 from tests.support.tracking_store import DIGEST, begin, outcome, trials

@@ -6,7 +6,6 @@ import io
 import json
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,67 +13,56 @@ import yaml
 from ringray import lab
 from ringray.base import provenance
 from ringray.base.errors import PlaceError, SpecError, UserError
-from ringray.lab.driver.observer import Summary
-from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.config import FIELDS
 from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import Outcome
 from tests.support.small_spec import SMALL, fill
+from tests.support.sweep_world import Rings, machine, stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """A stand-in for ``driver.run``, which measures nothing; what it was given is kept."""
-    given: list[Any] = []
-
-    def run(made: plan.Plan, *, store: Store, observer: Any, **more: Any) -> Summary:
-        fill(store.path, made.spec.source, ended=2)
-        observer.sweep_started(made, {})
-        given.append((made, store.path, more))
-        return Summary(made.digest, made.spec.name, {"ok": 2}, interrupted=bool(given[1:]))
-
-    monkeypatch.setattr("ringray.lab.driver.run.run", run)
-    return given
+@pytest.fixture(autouse=True)
+def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    return stand_in(monkeypatch, machine())
 
 
 @pytest.mark.parametrize("form", ["path", "name", "text", "data"])
-def test_a_spec_is_a_path_a_text_or_data(form: str, small: str, home: Path, driver: Any) -> None:
+def test_a_spec_is_a_path_a_text_or_data(
+    form: str, small: str, home: Path, addresses: list[str | None]
+) -> None:
     forms = {"path": Path(small), "name": small, "text": SMALL, "data": yaml.safe_load(SMALL)}
     summary = lab.run(forms[form], changes=["problem.heads=4"])
-    made, path, more = driver[0]
-    assert summary.exit_code == 0
-    assert made.digest == spec.parse(SMALL.replace("heads: 2", "heads: 4")).digest
-    assert path == home / "store.db"
-    assert (more["address"], more["tracking"], more["again"]) == (None, None, False)
-    assert lab.results("small").attrs["digest"] == made.digest
+    assert (summary.exit_code, summary.measured, summary.counts) == (0, 6, {"ok": 6, "pruned": 2})
+    assert summary.digest == spec.parse(SMALL.replace("heads: 2", "heads: 4")).digest
+    assert addresses == [None]
+    assert lab.results("small").attrs["digest"] == summary.digest
+    assert (home / "store.db").exists()
 
 
 def test_options_reach_the_driver_and_the_view(
-    tmp_path: Path, home: Path, driver: Any, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    home: Path,
+    addresses: list[str | None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    view, store = io.StringIO(), tmp_path / "other.db"
-    lab.run(SMALL, store=store, address="1.2.3.4:5", again=True, view=view)
-    _, path, more = driver[0]
-    assert path == store
-    assert (more["address"], more["again"]) == ("1.2.3.4:5", True)
-    assert view.getvalue().startswith("small ")
+    view, store, lines = io.StringIO(), tmp_path / "other.db", tmp_path / "a.jsonl"
+    lab.run(SMALL, store=store, address="1.2.3.4:5", json=str(lines), view=view)
+    assert addresses == ["1.2.3.4:5"]
+    assert "\n[6/6] " in view.getvalue()
     assert capsys.readouterr() == ("", "")
-    assert len(lab.results("small", store)) == 4
+    assert len(lab.results("small", store)) == len(lines.read_text().splitlines()) == 8
     assert not default_path().exists()
-
-
-def test_an_interrupted_sweep_raises(home: Path, driver: Any) -> None:
-    lab.run(SMALL)
+    monkeypatch.setattr(Rings, "most", 8)
     with pytest.raises(KeyboardInterrupt, match="the same call continues it"):
-        lab.run(SMALL)
+        lab.run(SMALL, store=store, again=True)
 
 
 def test_mistakes_are_exceptions_with_the_texts_of_the_command_line(
-    tmp_path: Path, home: Path, driver: Any
+    home: Path, addresses: list[str | None]
 ) -> None:
     data = yaml.safe_load(SMALL)
     for given, error, says in [
@@ -90,7 +78,7 @@ def test_mistakes_are_exceptions_with_the_texts_of_the_command_line(
         lab.run(SMALL, changes=["problem.heads"])
     with pytest.raises(PlaceError, match="/proc/store"):
         lab.run(SMALL, store="/proc/store.db")
-    assert driver == []
+    assert addresses == []
     with pytest.raises(UserError, match="is empty"):
         lab.results("small")
     fill(default_path())

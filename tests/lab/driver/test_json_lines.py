@@ -6,16 +6,29 @@ import errno
 import json
 import os
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ringray.base.errors import PlaceError
-from ringray.lab.store.jsonl import Lines
+from ringray.lab.driver.events import SweepStarted, TrialEnded
+from ringray.lab.driver.json_lines import JsonLines
+from ringray.lab.plan.plan import build
+from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import Outcome
 from tests.support.store_rows import DIGEST, OTHER, ok, sweep, trial
+
+if TYPE_CHECKING:
+    from ringray.lab.trial.outcome import SweepInfo, TrialRow
+
+ENDED = TrialEnded(
+    build(parse("version: 1\nname: x\nkind: latency\nproblem: {seq_len: 80}\n")).trials[0],
+    Outcome("ok"),
+)
 
 
 @pytest.fixture
@@ -31,84 +44,83 @@ def _read(path: Path) -> list[int]:
     return [json.loads(line)["config"]["seq_len"] - 64 for line in path.read_text().splitlines()]
 
 
+def _start(path: Path, rows: list[TrialRow], info: SweepInfo | None = None) -> JsonLines:
+    lines, unused = JsonLines(str(path)), None
+    lines.take(SweepStarted(unused, info or sweep(), {}, rows))  # type: ignore[arg-type]
+    return lines
+
+
 def test_lines_that_a_killed_driver_owes_are_written_once(
     tmp_path: Path, rows: list[TrialRow]
 ) -> None:
     path = tmp_path / "a.jsonl"
-    lines = Lines(path, sweep())
-    lines.catch_up(rows[:2])
+    _start(path, rows[:2]).close()
     assert _read(path) == [4, 2]
     with path.open("a") as file:  # as it died in the middle of a line
         file.write('{"point": "abc", "sw')
     for _ in range(2):
-        Lines(path, sweep()).catch_up(rows)
+        _start(path, rows).close()
         assert _read(path) == [4, 2, 0, 1]
     # Measured again is another line; another sweep's lines are its own.
     again = [replace(rows[1], metrics={"median_ms": 7.0}), *rows]
-    Lines(path, sweep()).catch_up(again)
+    _start(path, again).close()
     assert _read(path) == [4, 2, 0, 1, 2]
-    Lines(path, sweep(OTHER, "other")).catch_up(rows[:1])
+    _start(path, rows[:1], sweep(OTHER, "other")).close()
     assert _read(path) == [4, 2, 0, 1, 2, 4]
 
 
 def test_what_others_wrote_is_left_as_it_is(tmp_path: Path, rows: list[TrialRow]) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("# notes\n[1, 2]\nno newline at the end")
-    Lines(path, sweep()).catch_up(rows[:1])
+    _start(path, rows[:1]).close()
     assert path.read_text().startswith('# notes\n[1, 2]\nno newline at the end\n{"point": ')
     assert len(path.read_text().splitlines()) == 4
 
 
-def test_a_full_disk_leaves_no_half_line(rows: list[TrialRow]) -> None:
-    with pytest.raises(PlaceError, match=r"/dev/full: no space left .*ringray resume quick --json"):
-        Lines(Path("/dev/full"), sweep())._write([{"point": 1}])
-
-
-def test_a_line_that_a_full_disk_cuts_off_is_taken_back(
-    tmp_path: Path, rows: list[TrialRow], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.jsonl"
-    lines, write = Lines(path, sweep()), os.write
-    lines.append(rows[0])
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(_start(Path("/dev/full"), [])) as lines:
+        says = r"/dev/full: no space left .*ringray resume quick --json"
+        with pytest.raises(PlaceError, match=says):
+            lines.take(ENDED)
+    path, write = tmp_path / "a.jsonl", os.write
 
     def full(file: int, data: bytes) -> int:
         if len(data) < 20:
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, data[:-10])
 
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(PlaceError, match="no space left"):
-        lines.append(rows[1])
-    monkeypatch.undo()
-    assert _read(path) == [4]
-    lines.append(rows[1])
-    assert _read(path) == [4, 2]
+    with closing(_start(path, [])) as lines:
+        lines.take(ENDED)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(PlaceError, match="no space left"):
+                lines.take(ENDED)
+        assert _read(path) == [16]
+        lines.take(ENDED)
+    assert _read(path) == [16, 16]
 
 
 def test_a_pipe_has_one_writer_from_the_start_to_the_end(
-    tmp_path: Path, rows: list[TrialRow]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    found: list[str] = []
-    reader = threading.Thread(target=lambda: found.append(path.read_text()))
+    texts: list[str] = []
+    reader = threading.Thread(target=lambda: texts.append(path.read_text()))
     reader.start()
-    lines = Lines(path, sweep())
-    for row in rows[:2]:
-        lines.append(row)
-    os.close(lines._pipe or 0)
+    lines = _start(path, [])
+    for _ in range(2):
+        lines.take(ENDED)
+    lines.close()
     reader.join()
-    assert len(found[0].splitlines()) == 2
+    assert len(texts[0].splitlines()) == 2
 
 
-def test_a_pipe_whose_reader_leaves_ends_the_sweep_in_order(
-    tmp_path: Path, rows: list[TrialRow]
-) -> None:
+def test_a_pipe_whose_reader_leaves_ends_the_sweep_in_order(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    lines = Lines(path, sweep())
-    os.close(reader)
-    with pytest.raises(PlaceError, match="the trial is in the store"):
-        lines.append(rows[0])
-    os.close(lines._pipe or 0)
+    with closing(_start(path, [])) as lines:
+        os.close(reader)
+        with pytest.raises(PlaceError, match="the trial is in the store"):
+            lines.take(ENDED)

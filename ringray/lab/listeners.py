@@ -1,0 +1,79 @@
+"""Listeners that a spec and its user ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ringray.base.errors import PlaceError
+from ringray.lab.driver.events import Event, Listener, Summary, SweepEnded, SweepStarted
+from ringray.lab.driver.exporter import Exporter
+from ringray.lab.driver.json_lines import JsonLines
+from ringray.lab.plan.plan import Plan
+from ringray.lab.store.store import Store
+from ringray.lab.tracking import location, tracker
+
+
+def listeners(
+    plan: Plan, store: Store, note: Callable[[str], None], *, json: str | None, tracking: bool
+) -> list[Listener]:
+    """Returns the listeners of a sweep.
+
+    Args:
+        note: takes what the user should know before the sweep starts.
+        json: the file of ``--json``.
+        tracking: False is ``--no-tracking``.
+
+    Raises:
+        UserError: ``json`` cannot be written; PlaceError: MLflow cannot be used.
+    """
+    asked: list[Listener] = [Exporter()]
+    if json is not None:
+        asked.append(JsonLines(json))
+    if plan.spec.tracking.enabled and tracking:
+        asked.append(MlflowTracking(plan, store, note))
+    return asked
+
+
+class MlflowTracking:
+    """The process that projects the store into MLflow.
+
+    Raises:
+        PlaceError: MLflow cannot be used, and has never taken this sweep.
+    """
+
+    def __init__(self, plan: Plan, store: Store, note: Callable[[str], None]) -> None:
+        place = plan.spec.tracking
+        settled = tracker.settled(store, plan.digest, place.uri)
+        if settled:
+            try:
+                location.check(location.resolve_uri(place.uri))
+            except PlaceError as error:
+                why = str(error).partition(";")[0]
+                missing = f"`ringray sync {plan.spec.name}` writes what is missing"
+                note(f"{why}; the sweep goes on, {missing}")
+        self._tracker = tracker.Tracker(
+            store.path, plan.digest, place.uri, place.experiment, settled
+        )
+        self._started = False
+        self._summary: Summary | None = None
+
+    def take(self, event: Event) -> None:
+        match event:
+            case SweepStarted():
+                self._tracker.start().wait_ready()
+                self._started = True
+            case SweepEnded(summary) if self._started:
+                self._summary = summary
+                self._tracker.ask_to_finish(summary.measured)
+
+    def close(self) -> None:
+        """Waits until it has finished, if the sweep has ended."""
+        self._tracker.close()
+        if self._summary is None:
+            return
+        state = self._tracker.finish()
+        self._summary.ui_command = self._tracker.ui_command
+        if state.error or state.pending:
+            why = f": {state.error}" if state.error else ""
+            what = f"{state.pending} trials" if state.pending else "some files"
+            self._summary.tracking = f"{what} are not in MLflow yet{why}"
