@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,8 +55,7 @@ def lines(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("a", "b"),
     [
-        ("quick", "slow"), ("ab12", "ab34"), ("quick@1111", "slow@bbb"), ("quick.jsonl", "slow"),
-        ("quick", "both.jsonl:slow"), ("both.jsonl:ab12", "slow.jsonl"),
+        ("quick", "ab34"), ("quick@1111", "slow@bbb"), ("both.jsonl:ab12", "slow.jsonl"),
         ("home/store.db:quick", "home/store.db:ab34"),
     ],
 )  # fmt: skip
@@ -86,55 +83,23 @@ def test_a_commit_has_all_that_was_measured_at_it(
     assert {"what": "commit", "a": "1111111", "b": "aaaaaaa"} in found["changes"]
 
 
-def test_a_store_with_one_sweep_needs_no_name(lines: Path, tmp_path: Path) -> None:
-    with Store(tmp_path / "one.db") as store:
-        _measure(store, 10.0)
-    assert main(["compare", "one.db", "quick", "--fail-above", "5%"]) == 0
-
-
-def test_rounds_of_the_same_code_count_together_and_equal_lines_once(
-    lines: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with lines.open("a") as file:
-        file.write(lines.with_name("slow.jsonl").read_text())
-    assert main(["compare", "quick", "both.jsonl:slow", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {tuple(one["replicas"]) for one in found["points"]} == {(2, 1)}
-
-
-def test_earlier_code_does_not_count(lines: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = lines.with_name("quick.jsonl").read_text()
-    earlier = text.replace("p" * 64, "q" * 64).replace("+00:00", "-01:00")
-    lines.with_name("quick.jsonl").write_text(earlier + text)
-    assert main(["compare", "quick.jsonl", "slow", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {tuple(one["replicas"]) for one in found["points"]} == {(1, 1)}
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["quick", "slw"], "did you mean 'slow'?"),
-        (["quick", "nothing.jsonl"], "there is no file nothing.jsonl"),
         (["quick", "both.jsonl"], "several sweeps: quick (ab12ab12ab12), slow (ab34ab34ab34)"),
         (["quick", "both.jsonl:fast"], "no sweep 'fast'; it has quick, slow"),
-        (["quick", "home/store.db"], "name one as home/store.db:SWEEP"),
         (["quick@2222", "slow"], "measured: 1111111111, aaaaaaaaaa"),
-        (["quick@", "slow"], "expected NAME@COMMIT"),
-        (["quick", "slow", "--metric", "median"], "did you mean 'median_ms'?"),
         (["quick", "slow", "--metric", "loss"], "none has a positive loss"),
         (["quick", "empty.jsonl"], "empty.jsonl has no sweep"),
         (["quick", "damaged.jsonl"], "damaged.jsonl:3: not a line of"),
         (["quick", "other.jsonl"], "share no point: length 64, 65, 66, 67, 68 against 4096"),
         (["quick", "slow", "--html", "slow.jsonl"], "--html slow.jsonl: exists"),
-        (["quick", "slow.jsonl", "--force", "--html", "slow.jsonl"], "would replace"),
-        (["quick", "slow", "--json", "both.jsonl"], "--json both.jsonl: exists"),
-        (["quick", "slow", "--force", "--json", "home/store.db"], "would replace"),
-        (["quick", "slow", "--html", "/nowhere/a.html"], "--html /nowhere/a.html"),
+        (["quick", "slow.jsonl", "--force", "--html", "slow.jsonl"], "is an input"),
+        (["quick", "slow", "--force", "--json", "home/store.db"], "that is no text"),
         (["quick", "slow", "--html", "a", "--json", "./a"], "name two files"),
-        (["quick", "newer.db"], "newer"),
         *((["quick", "slow", f"--fail-above={one}"], "expected a percentage such as 5%")
-          for one in ("5", "five%", "-5%", "nan%", "", "1e9%")),
+          for one in ("5", "-5%", "nan%")),
     ],
 )  # fmt: skip
 def test_refusals(
@@ -144,10 +109,6 @@ def test_refusals(
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "damaged.jsonl").write_text(f"{first}\n{second}\n{first[:99]}\n")
     (tmp_path / "other.jsonl").write_text(first.replace('"seq_len": 64', '"seq_len": 4096') + "\n")
-    with Store(tmp_path / "newer.db") as store:
-        _measure(store, 10.0)
-    with closing(sqlite3.connect(tmp_path / "newer.db")) as db:
-        db.execute("PRAGMA user_version = 99")
     before = (tmp_path / "slow.jsonl").read_bytes()
     assert main(["compare", *arguments]) == 2
     out, err = capsys.readouterr()
@@ -160,10 +121,8 @@ def test_refusals(
 @pytest.mark.parametrize(
     "change",
     [
-        {"environment": None}, {"metrics": []}, {"config": 3}, {"status": "fine"}, {"sweep": 3},
-        {"samples": {"ms": "x"}}, {"time": "yesterday"}, {"metrics": {"median_ms": "1"}},
-        {"environment": {"hardware": 3}}, {"environment": {"git": "x"}}, {"reason": 4},
-        {"config": {"replica": []}}, {"environment": {"versions": [1]}},
+        {"environment": None}, {"metrics": []}, {"status": "fine"}, {"sweep": 3},
+        {"time": "yesterday"}, {"environment": {"hardware": 3}}, {"config": {"replica": []}},
     ],
 )  # fmt: skip
 def test_lines_of_another_shape_are_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -74,20 +73,6 @@ def test_many_nodes_have_a_line_each(finds: Any, capsys: pytest.CaptureFixture[s
     assert ["10.0.0.4", "0.300", "10.0.0.11", "1.20", "1.20", "0.100", "2"] in rows
     assert ["10.0.0.18", *"–––––", "16"] in rows
     assert max(len(line) for line in out.splitlines()[:20]) <= 80
-
-
-def test_json_holds_every_pair_and_sentence(finds: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    finds(cluster(3, of_node(0, 3, bandwidth=95e6)))
-    assert cli.main(["doctor", "--cluster", "--json", "-", *AT]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [(one["nodes"], one["bandwidth"]) for one in found["pairs"]] == [
-        ([0, 1], 95e6), ([0, 2], 95e6), ([1, 2], FAST),
-    ]  # fmt: skip
-    assert [one["name"] for one in found["nodes"]] == ["10.0.0.2", "10.0.0.3", "10.0.0.4"]
-    assert found["outliers"] == [
-        "10.0.0.2 is slow to all others: 95.0 MB/s, the median is 1.20 GB/s"
-    ]
-    assert found["problems"] == []
 
 
 @pytest.mark.parametrize(

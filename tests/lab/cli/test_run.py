@@ -92,6 +92,14 @@ def test_a_sweep_is_resumed_from_its_meaning_when_its_source_reads_differently(
     assert "another version of ringray" in capsys.readouterr().err
 
 
+def test_only_tuning_kinds_are_tuned(
+    small: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["tune", small]) == 2
+    assert "expected one of strategy-tune" in capsys.readouterr().err
+    assert not (home / "store.db").exists()
+
+
 def test_a_tracking_server_that_is_not_there_ends_the_run_before_it_starts(
     tmp_path: Path, home: Path, addresses: list[str | None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -101,17 +99,6 @@ def test_stop_says_what_it_does_not_know(
 
 
 # Before anything is sent
-
-
-def test_an_old_python_is_told_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A job runs with the cluster's, which no installer has checked."""
-    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
-    with pytest.raises(SystemExit) as caught:
-        runpy.run_module("ringray", run_name="__main__")
-    assert caught.value.code == 2
-    assert "this is Python 3.10.12, ringray needs 3.11 to 3.13" in capsys.readouterr().err
 
 
 def test_the_spec_is_checked_before_anything_is_sent(
