@@ -29,7 +29,7 @@ def test_it_writes_page_table_and_pictures(
     assert "which-ring.html: " in capsys.readouterr().out
     text = (tmp_path / "which-ring.html").read_text()
     for said in ("What was asked", "Answer", "2,048 tokens forward: contiguous ring is the fastest",
-                 "Throughput by length", "Predicted against measured", "failed or took several",
+                 "Throughput by length", "failed or took several",
                  "ringray run which-ring.yaml", "git checkout abc123"):  # fmt: skip
         assert said in text, said
     rows = list(csv.DictReader((tmp_path / "all.csv").read_text().splitlines()))
@@ -60,7 +60,7 @@ def test_hostile_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert cli.main(["report", digest, "--store", str(store)]) == 0
     (page,) = tmp_path.glob("*.html")
     text = page.read_text()
-    shown = text[: text.rindex("<script>", 0, text.rindex("<script>"))]  # without Vega
+    shown = text[: text.rindex("<script>")]
     found = [one for one in (EVIL, "<script>window", "<img", "\x1b") if one in shown]
     assert found == []
     assert "&lt;/script&gt;" in shown
