@@ -24,14 +24,14 @@ from tests.support.backend_problems import (
     compute,
     shared_heads,
 )
+from tests.support.exhaustive import exhaustive
 
 
-@pytest.mark.rotating(3)
-@pytest.mark.parametrize("mask", ["full", "causal", "window 17", "documents"])
+@pytest.mark.parametrize("mask", ["full", "documents", *exhaustive("causal", "window 17")])
 def test_soft_capped_scores(backend: str, mask: str) -> None:
     """Caps that change every score, and one that is far above them."""
     everyone = torch.arange(61)
-    for dtype, softcap in itertools.product(DTYPES, (0.3, 2.0, 50.0)):
+    for dtype, softcap in zip(DTYPES, (0.3, 2.0, 50.0), strict=True):
         problem = Problem(
             softcap=softcap, factor=-0.4 if softcap == 2.0 else None, dtype=dtype,
             value_dim=16 if mask == "full" else None, **shared_heads(backend), **MASKS[mask],
@@ -50,7 +50,7 @@ def test_soft_capped_scores_of_many_blocks(backend: str, monkeypatch: pytest.Mon
         check(problem, compute(backend, problem, problem.inputs))
 
 
-@pytest.mark.parametrize("mask", ["full", "causal", "window and documents"])
+@pytest.mark.parametrize("mask", ["full", "window and documents", *exhaustive("causal")])
 def test_sinks_are_one_more_logit(backend: str, mask: str) -> None:
     everyone = torch.arange(61)
     for dtype in DTYPES:
@@ -62,12 +62,11 @@ def test_sinks_are_one_more_logit(backend: str, mask: str) -> None:
 SLOPES = torch.tensor([[0.3, -0.02, 1.5, 0.0], [0.0, 0.7, -0.1, 4.0]])
 
 
-@pytest.mark.rotating(3)
-@pytest.mark.parametrize("mask", ["full", "causal", "window 17", "documents"])
+@pytest.mark.parametrize("mask", ["full", "documents", *exhaustive("causal", "window 17")])
 def test_scores_with_a_bias_of_distances(backend: str, mask: str) -> None:
     """Slopes of each head, and of each batch entry and head, with and without a softcap."""
     everyone, heads = torch.arange(61), shared_heads(backend)
-    for dtype, entries in itertools.product(DTYPES, (False, True)):
+    for dtype, entries in zip(DTYPES, (False, True, True), strict=True):
         slopes = SLOPES[: heads["batch"], : heads["heads"]]
         problem = Problem(
             slopes=slopes if entries else slopes[0], softcap=1.5 if entries else None, dtype=dtype,
@@ -81,15 +80,14 @@ def test_scores_with_a_bias_of_distances(backend: str, mask: str) -> None:
             check(problem, result, f"{len(parts)} parts")
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("reach", [0, 3, 100])
+@pytest.mark.parametrize("reach", [3, *exhaustive(0, 100)])
 def test_learned_biases_of_distances(backend: str, reach: int) -> None:
     """Tables that end before the keys do and beyond; with their gradients."""
     everyone, heads = torch.arange(61), shared_heads(backend)
     asked: tuple[dict[str, Any], ...] = (
         {"causal": False}, {"softcap": 1.5, "factor": -0.4}, {"cu": (0, 20, 61)},
     )  # fmt: skip
-    for dtype, more in itertools.product(DTYPES, asked):
+    for dtype, more in zip(DTYPES, asked, strict=True):
         table = testing.make_table(heads["heads"], reach, seed=1)
         problem = Problem(table=table, dtype=dtype, **heads, **more)
         if not able(backend, problem):
@@ -110,8 +108,7 @@ def test_biased_scores_of_many_blocks(backend: str, monkeypatch: pytest.MonkeyPa
             check(problem, compute(backend, problem, problem.inputs))
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("mask", ["full", "causal", "window and documents"])
+@pytest.mark.parametrize("mask", ["full", *exhaustive("causal"), "window and documents"])
 def test_dropped_weights(backend: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights for any order of hops, of rows and of keys, and any blocks."""
     monkeypatch.setattr(composed, "SCORES_AT_ONCE", 1 << 12)

@@ -100,8 +100,9 @@ TRIED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.rotating(3)
-@pytest.mark.parametrize("tried", TRIED)
+@pytest.mark.parametrize(
+    "tried", ["full", "documents", "negative scale and soft cap", *exhaustive(*TRIED)]
+)
 def test_attention_in_8_bits(backend: str, tried: str) -> None:
     """Of what the bits say it is exact, but for the rounding of weights in products of 8 bits."""
     tiles = Blocks.parse("forward=32x32/4/2"), Blocks.parse("forward=64x64/4/2/descriptors")
@@ -132,7 +133,7 @@ def test_random_inputs_give_an_accuracy(backend: str) -> None:
 
 
 @pytest.mark.parametrize("blocks", ["forward=32x32/4/2", "forward=64x64/4/2/descriptors"])
-@pytest.mark.parametrize("gap", [0, 15])
+@pytest.mark.parametrize("gap", [*exhaustive(0), 15])
 def test_tiles_hide_rows_whose_bits_are_nan(
     monkeypatch: pytest.MonkeyPatch, gap: int, blocks: str
 ) -> None:

@@ -13,7 +13,7 @@ from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [*exhaustive(1), 2])
 def test_states_of_torch_change_no_result(size: int) -> None:
     on_ring(
         size,
@@ -29,13 +29,12 @@ def test_a_rank_without_keys_in_every_state() -> None:
     on_ring(3, (partial(checks.functions_in_states, only="ring_decode"),))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", exhaustive(2, 3))
 def test_500_random_rings_in_states(size: int) -> None:
     on_ring(size, (partial(checks.random_rings_in_states, seed=20261127, count=250),))
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [*exhaustive(1), 2])
 def test_selective_checkpoints_change_no_gradient(size: int) -> None:
     on_ring(size, (checks.checkpointed,))
 

@@ -53,19 +53,26 @@ def names(size: int) -> tuple[str, ...]:
 
 
 def cases(size: int, mask: dict[str, Any] | None = None) -> Iterator[Case]:
-    """All transports × partitions with one mask, every way back and every dtype; or with all masks,
-    where the ways back and dtypes take turns."""
+    """All transports × partitions with one mask, every way back and every dtype; or with two masks
+    each, where masks, ways back and dtypes take turns."""
     heads, kv_heads = HEADS[size]
-    masks = ring_truth.MASKS if mask is None else (mask,)
-    every = itertools.product(masks, PARTITIONS, names(size))
-    for turn, (one, partition, name) in enumerate(every):
-        backwards = BACKWARDS[1:] if mask is not None else (BACKWARDS[turn % 4],)
-        dtypes = DTYPES if mask is not None else (DTYPES[turn % 3],)
-        for backward, dtype in itertools.product(backwards, dtypes):
+    strategies = [*itertools.product(PARTITIONS, names(size))]
+    if mask is not None:
+        for strategy, backward, dtype in itertools.product(strategies, BACKWARDS[1:], DTYPES):
             yield Case(
-                partition, dtype, transport=name, backward=backward, heads=heads,
-                kv_heads=kv_heads, **one,
+                strategy[0], dtype, transport=strategy[1], backward=backward, heads=heads,
+                kv_heads=kv_heads, **mask,
             )  # fmt: skip
+        return
+    masks = ring_truth.MASKS
+    for turn, (partition, name) in enumerate(strategies * 2):
+        # Another one with a mask, or a transport, each time.
+        dtype = DTYPES[(turn + turn // len(masks)) % 3]
+        backward = BACKWARDS[(turn + turn // len(strategies)) % 4]
+        yield Case(
+            partition, dtype, transport=name, backward=backward, heads=heads, kv_heads=kv_heads,
+            **masks[turn % len(masks)],
+        )  # fmt: skip
 
 
 def planned(case: Case, size: int, *, backward: bool, **more: Any) -> cost_model.Cost:
@@ -235,27 +242,22 @@ def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [*exhaustive(2), 4])
 def test_memory(size: int) -> None:
     on_ring(size, (memory,))
 
 
 @pytest.mark.slow
 def test_a_ring_of_eight() -> None:
-    on_ring(8, (traffic, refusals))
+    on_ring(8, (traffic, refusals, repeatable))
 
 
-@pytest.mark.slow
-@pytest.mark.rotating(7)
-@pytest.mark.parametrize("size", [2, 3, *exhaustive(4, 8)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
 @pytest.mark.parametrize("mask", ring_truth.MASKS, ids=str)
 def test_everything_by_everything(mask: dict[str, Any], size: int) -> None:
     on_ring(size, (partial(exact, mask=mask),))
-
-
-@pytest.mark.slow
-def test_a_ring_of_eight_is_repeatable() -> None:
-    on_ring(8, (repeatable,))
 
 
 def test_alone_every_transport_is_attention() -> None:
