@@ -21,6 +21,7 @@ from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask, uneven_boundaries
 from ringray_kernels.intervals import intervals, visible_ranges
 from tests.support.brute_force import any_mask, blocks, masks, problems, rows, seen
+from tests.support.exhaustive import exhaustive
 from tests.support.point import point
 
 if TYPE_CHECKING:
@@ -62,22 +63,28 @@ def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
     )
 
 
-@pytest.mark.rotating(3)
-@pytest.mark.parametrize("name", PARTITIONS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_small_sizes_exhaustively(name: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        *zip(PARTITIONS, (3, 2, 4, 3), strict=True),
+        *exhaustive(*itertools.product(PARTITIONS, (1, 2, 3, 4))),
+    ],
+    ids=str,
+)
+def test_small_sizes_exhaustively(case: tuple[str, int]) -> None:
+    name, ranks = case
     for seq_len in (1, 2, 3, 5, 8, 13, 16, 23):
         for mask in masks(seq_len):
             check(name, padded_length(name, seq_len, ranks), ranks, mask)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(problems())
 def test_any_problem(problem: tuple[str, int, int, Mask]) -> None:
     check(*problem)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(problems())
 def test_queries_that_travel_are_those_that_see_a_key(problem: tuple[str, int, int, Mask]) -> None:
     name, padded, ranks, mask = problem
@@ -87,7 +94,7 @@ def test_queries_that_travel_are_those_that_see_a_key(problem: tuple[str, int, i
         check_hulls(counted, np.array([0, padded // ranks]), (key, query), block.any(1))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(problems())
 def test_intervals_cover_each_visible_pair_exactly_once(
     problem: tuple[str, int, int, Mask],
@@ -171,7 +178,7 @@ def test_masks_that_mean_nothing(mask: dict[str, object]) -> None:
         Mask(**mask)  # type: ignore[arg-type]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(problems(), st.lists(st.lists(st.integers(0, 40), max_size=4), min_size=1, max_size=3))
 def test_documents_of_each_batch_row(
     problem: tuple[str, int, int, Mask], cuts: list[list[int]]
@@ -221,7 +228,7 @@ def large(draw: st.DrawFn) -> tuple[Layout, Mask]:
     return Layout(name, padded_length(name, seq_len, ranks), ranks), mask
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(large(), st.sampled_from(["keys", "queries"]))
 def test_numbers_of_32_bits_suffice_where_they_are_taken(
     problem: tuple[Layout, Mask], travelling: geometry.Travelling

@@ -19,6 +19,7 @@ from ringray.traffic import geometry, hulls, script, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from tests.support.brute_force import masks, problems, seen
+from tests.support.exhaustive import exhaustive
 
 if TYPE_CHECKING:
     from ringray.traffic.hulls import Traffic
@@ -268,10 +269,16 @@ EVERY = ("ring", "bidirectional", "allgather", "ulysses", "hybrid", "double-ring
 SIZED = {4: ("hybrid:2", "hybrid:4", "double-ring:1", "double-ring:4"), 6: ("double-ring:2",)}
 
 
-@pytest.mark.rotating(3)
-@pytest.mark.parametrize("name", PARTITIONS)
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6])
-def test_small_walks_exhaustively(name: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        *zip(PARTITIONS, (3, 2, 4, 3), strict=True),
+        *exhaustive(*itertools.product(PARTITIONS, (1, 2, 3, 4, 6))),
+    ],
+    ids=str,
+)
+def test_small_walks_exhaustively(case: tuple[str, int]) -> None:
+    name, ranks = case
     for seq_len in (1, 5, 23):
         padded = padded_length(name, seq_len, ranks)
         for mask in masks(seq_len):
@@ -285,7 +292,7 @@ def test_all_transports_are_walked() -> None:
     assert set(EVERY) == set(transport.TRANSPORTS)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(problems(most=8), st.sampled_from(EVERY), st.sampled_from(walk.BACKWARDS))
 def test_any_walk(problem: tuple[str, int, int, Mask], by: str, back: Backward) -> None:
     if by == "allgather":
@@ -327,7 +334,7 @@ def test_the_query_side_sends_less_for_many_kv_heads() -> None:
         assert (sent[1] < sent[0]) == fewer
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(problems())
 def test_the_cheapest_route_is_taken(problem: tuple[str, int, int, Mask]) -> None:
     name, padded, ranks, mask = problem

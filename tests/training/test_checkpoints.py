@@ -143,8 +143,8 @@ def test_what_belongs_to_others_is_refused(folder: Path) -> None:
 
 
 def test_others_may_not_write_checkpoints_under_any_umask(tmp_path: Path) -> None:
-    kept = tmp_path / "a" / "kept"
-    on_ring(1, [partial(checks.saves_under, 0o000, kept), partial(checks.loads, kept, 2, "")])
+    folder = tmp_path / "a" / "kept"
+    on_ring(1, [partial(checks.saves_under, 0o000, folder), partial(checks.loads, folder, 2, "")])
 
 
 def test_a_lock_that_leads_elsewhere_is_refused(folder: Path) -> None:

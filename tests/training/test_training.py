@@ -89,7 +89,7 @@ def test_a_mesh_computes_what_one_process_does(degrees: Degrees, alone: Any) -> 
         {"mlp_rows": 7, "loss_rows": 7, "kept": "input"}, {"loss_rows": None},
         {"mlp_rows": 7, "kept": "attention"},
     ]  # fmt: skip
-    each = [partial(checks.gradients_are, degrees, one) for one in options]
+    each = [partial(checks.gradients_are, degrees, option) for option in options]
     each.append(partial(checks.answers_are_whole, degrees))
     each.append(partial(checks.flops_are_of_visible_pairs, degrees))
     if degrees.tp == 1:
