@@ -16,7 +16,7 @@ from tests.support.point import point
 from tests.support.ranks import on_ring
 
 
-@pytest.mark.parametrize("size", [1, *exhaustive(2), 3, *exhaustive(4)])
+@pytest.mark.parametrize("size", [*exhaustive(1, 2), 3, *exhaustive(4)])
 def test_every_ring_drops_what_one_process_drops(size: int) -> None:
     on_ring(size, (checks.exact, checks.with_the_rest, checks.seeds, checks.under_torch_compile))
 
@@ -95,15 +95,10 @@ def test_calls_share_what_is_kept_with_their_problem(monkeypatch: pytest.MonkeyP
     ("more", "says"),
     [
         ({"dropout_p": 1}, "dropout_p: got 1, expected a number of at least 0 and below 1"),
-        ({"dropout_p": -0.1}, "dropout_p: got -0.1"),
         ({"dropout_p": float("nan")}, "dropout_p: got nan"),
-        ({"dropout_p": True}, "dropout_p: got True"),
-        ({"dropout_p": None}, "dropout_p: got None"),
         ({"dropout_p": 0.1, "dropout_seed": -1}, "dropout_seed: got -1, expected None or"),
         ({"dropout_p": 0.1, "dropout_seed": 1 << 62}, "dropout_seed: got 4611686018427387904"),
         ({"dropout_p": 0.1, "dropout_seed": 0.5}, "dropout_seed: got 0.5"),
-        ({"dropout_p": 0, "dropout_seed": "x"}, "dropout_seed: got 'x'"),
-        ({"dropout": 0.1}, "ringray calls it dropout_p"),
     ],
 )
 def test_wrong_dropout(more: dict[str, object], says: str) -> None:

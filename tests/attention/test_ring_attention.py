@@ -30,28 +30,15 @@ EVERY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, *exhaustive(2), 3, *exhaustive(4)])
+@pytest.mark.parametrize("size", [*exhaustive(1, 2), 3, *exhaustive(4)])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
 
-@pytest.mark.slow
-def test_a_ring_of_eight() -> None:
-    on_ring(
-        8,
-        (
-            checks.random_problems,
-            checks.traffic,
-            refusals.disagreement,
-            sharding_checks.sharding,
-        ),
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [*exhaustive(2, 3), 4, *exhaustive(8)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_500_random_rings(size: int) -> None:
-    on_ring(size, (partial(checks.random_rings, seed=20261122, count=125),))
+    on_ring(size, (partial(checks.random_rings, seed=20261122, count=125), refusals.disagreement))
 
 
 # In one process, without a group
@@ -107,18 +94,28 @@ def test_sinks_and_rows_without_keys() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sinks", "says"),
+    ("arguments", "says"),
     [
-        (torch.zeros(2), r"got torch.float32 of shape \(2,\) on cpu, expected None or .* \(4,\)"),
-        (torch.zeros(4, 1), r"shape \(4, 1\)"),
-        (torch.zeros(4).half(), "got torch.float16 .* expected .* float32 or q's torch.float32"),
-        (torch.zeros(4, device="meta"), "on meta, expected .* cpu"),
-        ([0.0] * 4, "got list, expected None or a tensor"),
+        ({"sinks": torch.zeros(2)}, r"sinks: got torch.float32 of shape \(2,\) .* \(4,\)"),
+        ({"sinks": torch.zeros(4).half()}, "sinks: got torch.float16 .* expected .* float32 or q"),
+        ({"sinks": [0.0] * 4}, "sinks: got list, expected None or a tensor"),
+        ({"alibi_slopes": [0.5] * 3}, r"got shape \(3,\), expected \(4,\) or \(2, 4\)"),
+        ({"alibi_slopes": torch.ones(2, 4, 8, 8)}, r"shape \(2, 4, 8, 8\), .* of the distance"),
+        ({"alibi_slopes": torch.ones(4).to_sparse()}, "got a Tensor of layout torch.sparse"),
+        ({"alibi_slopes": [1.0, float("nan"), 2.0, 3.0]}, "got nan, expected None, or finite"),
+        ({"alibi_slopes": torch.ones(4).requires_grad_()}, "requires a gradient, expected const"),
+        ({"distance_bias": torch.zeros(4, 6)}, r"got .* of shape \(4, 6\) .* \(4, 2 R"),
+        ({"distance_bias": torch.zeros(4, 5, device="meta")}, "distance_bias: .* on meta"),
+        ({"distance_bias": torch.full((4, 5), torch.inf)}, "got values that are not finite"),
+        (
+            {"distance_bias": torch.zeros(4, 5), "alibi_slopes": [0.5] * 4},
+            "got alibi_slopes too, expected one bias",
+        ),
     ],
 )
-def test_wrong_sinks(sinks: Any, says: str) -> None:
-    with pytest.raises(ValueError, match=f"sinks: .*{says}"):
-        ringray.ring_attention(*problem(), sinks=sinks)
+def test_wrong_parameters_of_scores_are_told(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        ringray.ring_attention(*problem(), **arguments)
 
 
 def test_only_lse_is_used() -> None:
@@ -156,59 +153,29 @@ def test_gradients_of_gradients_are_refused() -> None:
             "partition: got 'zigzg', expected one of .* did you mean 'zigzag'",
         ),
         ({"transport": "rings"}, "transport: got 'rings', expected one of .* did you mean 'ring'"),
-        ({"backend": "cuda"}, "backend: got 'cuda', expected one of auto"),
         ({"window": -1}, "window: got -1, expected None or an integer of at least 0"),
-        ({"window": True}, "window: got True"),
-        ({"window": 2.0}, "window: got 2.0"),
         ({"window": 2, "causal": False}, "window: got 2 without causal"),
         ({"window": (2, 1)}, r"window: got \(2, 1\) with causal, .* no later key"),
-        ({"window": (2, -1), "causal": False}, r"window: got \(2, -1\), expected two integers"),
         ({"window": (1, 2, 3)}, r"window: got \(1, 2, 3\), expected .* or \(left, right\)"),
-        ({"window": (True, 0)}, r"window: got \(True, 0\)"),
         ({"chunk": 0}, "chunk: got 0, expected None or an integer of at least 1"),
-        ({"prefix": -1}, "prefix: got -1, expected an integer of at least 0, or a list"),
-        ({"prefix": torch.tensor([1, 2])}, "prefix: got tensor"),
         ({"prefix": [1, 2]}, r"prefix: got \(1, 2\), .* one for all documents or one for each of"),
         ({"prefix": 3, "causal": False}, "prefix: got 3 without causal, expected causal"),
-        ({"global_tokens": 0, "window": 2}, "global_tokens: got 0, expected None or an integer of"),
-        ({"global_tokens": 2.0, "window": 2}, "global_tokens: got 2.0"),
         ({"global_tokens": 2}, "global_tokens: got 2 without window and chunk, expected one of"),
         ({"global_tokens": 2, "window": 3, "prefix": 4}, "got 2 with prefix 4, expected one"),
         ({"shared_prefix": 2}, "got 2 without window, chunk and cu_seqlens, expected one of"),
-        ({"shared_prefix": 2, "window": 3, "prefix": 4}, "shared_prefix: got 2 with prefix 4"),
-        ({"global_attention_mask": 1}, "ringray calls it global_tokens"),
-        ({"blocks": 0}, "blocks: got 0, backend 'aten' takes None or query rows per call"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
-        ({"blocks": "dq=16x16/4/1"}, "blocks: got 'dq=16x16/4/1'"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
-        ({"scale": "1"}, "scale: got '1'"),
-        ({"seq_len": 0}, "seq_len: got 0"),
         ({"seq_len": 9}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 9 tokens as 10"),
-        ({"seq_len": 5}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 5 tokens as 6"),
         ({"cu_seqlens": [0, 8.0]}, r"cu_seqlens: got \[0, 8.0\], expected integers in a tensor or"),
         ({"cu_seqlens": 8}, "cu_seqlens: got 8, expected integers in a tensor or a list"),
-        ({"cu_seqlens": np.array([[0, 8]])}, r"cu_seqlens: got torch.int64 of shape \(1, 2\)"),
-        ({"cu_seqlens": np.array([[0, 8.0]] * 2)}, "cu_seqlens: got torch.float64 of shape"),
         ({"cu_seqlens": np.array(["0", "8"])}, "cu_seqlens: got array.* expected integers in a"),
-        ({"cu_seqlens": [0, torch.tensor([0, 8])]}, r"cu_seqlens: got \[0, .* expected integers"),
-        ({"cu_seqlens": [torch.tensor([[0, 8]])] * 2}, "cu_seqlens: got .* expected integers"),
-        ({"cu_seqlens": [0, 10**30]}, r"cu_seqlens: got .* expected integers"),
         ({"window": 10**30}, "window: got 1000000"),
-        ({"window": np.float64(2)}, r"window: got .*2.0"),
         ({"window": torch.tensor(True)}, "window: got True"),
         ({"scale": torch.tensor(2.0, requires_grad=True)}, "scale: got tensor.*requires_grad"),
         ({"is_causal": True}, "unexpected keyword 'is_causal'; ringray calls it causal"),
-        ({"softmax_scale": 0.1}, "ringray calls it scale"),
         ({"window_size": (3, 0)}, r"ringray calls it window \(w for window_size=\(w, 0\)\)"),
-        ({"attention_chunk": 3}, "ringray calls it chunk"),
-        ({"attention_dropout": 0.1}, "'attention_dropout'; ringray calls it dropout_p"),
-        ({"enable_gqa": True}, "K/V heads are shared wherever there are fewer"),
         ({"partitoin": "zigzag"}, "'partitoin'; did you mean 'partition'"),
-        ({"cu_seqlens": torch.tensor([0.0, 8.0])}, "cu_seqlens: got torch.float32 of shape"),
-        ({"cu_seqlens": torch.tensor([[0, 8]] * 3)}, r"shape \(3, 2\), .* each of 2 batch rows"),
         ({"cu_seqlens": [[0, 3, 8], [0, 7]]}, "cu_seqlens: expected boundaries from 0 to"),
-        ({"cu_seqlens": [[0, 8]]}, r"cu_seqlens: got torch.int64 of shape \(1, 2\)"),
-        ({"cu_seqlens": torch.tensor([0, 7])}, "cu_seqlens: expected boundaries from 0 to"),
         ({"cu_seqlens": torch.tensor([0, 5, 3, 8])}, "cu_seqlens: boundaries must not decrease"),
     ],
 )
@@ -217,7 +184,7 @@ def test_wrong_arguments_are_told(changes: dict[str, object], says: str) -> None
         ringray.ring_attention(*problem(), **changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("scalar", [np.int64, np.int32, torch.tensor, np.array])
+@pytest.mark.parametrize("scalar", [np.int64, torch.tensor])
 def test_integers_of_numpy_and_torch(scalar: Any) -> None:
     q, k, v = (x.requires_grad_() for x in problem(12))
     documents, cuts = torch.tensor([0, 5, 12]), [0, scalar(5), 12]
@@ -348,47 +315,6 @@ def test_slopes_are_values_of_a_call() -> None:
     torch.testing.assert_close(plain, want)
     slopes.zero_()
     torch.testing.assert_close(ringray.ring_attention(q, k, v, alibi_slopes=slopes), want)
-
-
-@pytest.mark.parametrize(
-    ("slopes", "says"),
-    [
-        ([0.5] * 3, r"got shape \(3,\), expected \(4,\) or \(2, 4\)"),
-        (torch.ones(3, 4), r"got shape \(3, 4\), expected \(4,\) or \(2, 4\)"),
-        (torch.ones(2, 4, 8, 8), r"got torch.float32 of shape \(2, 4, 8, 8\), .* of the distance"),
-        (torch.ones(4, dtype=torch.int32), "got torch.int32 of shape"),
-        (torch.ones(4).to_sparse(), "got a Tensor of layout torch.sparse"),
-        (0.5, "got 0.5, expected None, or finite numbers"),
-        ([0.5, [0.5]], "got .0.5, .0.5.., expected None"),
-        ([1.0, float("nan"), 2.0, 3.0], "got nan, expected None, or finite numbers"),
-        ([1.0, 2.0, 2e12, 3.0], "expected None, or finite numbers of at most 1e.12"),
-        (torch.ones(4).requires_grad_(), "requires a gradient, expected constants"),
-    ],
-)
-def test_slopes_that_are_refused(slopes: Any, says: str) -> None:
-    q, k, v = (torch.randn(2, heads, 8, 16) for heads in (4, 2, 2))
-    with pytest.raises(ValueError, match=f"alibi_slopes: .*{says}"):
-        ringray.ring_attention(q, k, v, alibi_slopes=slopes)
-
-
-@pytest.mark.parametrize(
-    ("table", "says"),
-    [
-        (torch.zeros(4, 6), r"got torch.float32 of shape \(4, 6\) on cpu, expected .* \(4, 2 R"),
-        (torch.zeros(3, 5), r"of shape \(3, 5\)"),
-        (torch.zeros(2, 4, 8, 8), r"of shape \(2, 4, 8, 8\) .* a function of distances alone"),
-        (torch.zeros(4, 5).half(), "got torch.float16"),
-        (torch.zeros(4, 5, device="meta"), "on meta"),
-        (torch.full((4, 5), float("inf")), "got values that are not finite"),
-        ([[0.0] * 5] * 4, "got list"),
-    ],
-)
-def test_tables_that_are_refused(table: Any, says: str) -> None:
-    q, k, v = (torch.randn(2, heads, 8, 16) for heads in (4, 2, 2))
-    with pytest.raises(ValueError, match=f"distance_bias: .*{says}"):
-        ringray.ring_attention(q, k, v, distance_bias=table)
-    with pytest.raises(ValueError, match="got alibi_slopes too, expected one bias"):
-        ringray.ring_attention(q, k, v, distance_bias=torch.zeros(4, 5), alibi_slopes=[0.5] * 4)
 
 
 def test_buckets_of_an_embedding_are_learned_through_a_table() -> None:

@@ -20,11 +20,12 @@ EVERY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, *exhaustive(2, 3), 4])
+@pytest.mark.parametrize("size", [*exhaustive(1, 2, 3), 4])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
 
+@pytest.mark.exhaustive
 def test_a_ring_of_seven() -> None:
     """Three ranks give their parts to others first; some hold no key of short contexts."""
     on_ring(7, (checks.exact, checks.traffic, checks.compared))
