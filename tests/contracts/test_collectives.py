@@ -80,23 +80,15 @@ def loss_of(run: Callable[..., Any], given: Tensor, name: str) -> Collective:
     far[0, 2] = VOCABULARY
     wrong: Calls = {
         "labels: got 10, expected 0 to 9": partial(run, given, far),
-        "labels: got -1, expected 0 to 9": partial(run, given, -labels),
         r"labels: got torch.int64 of shape \(1, 3\)": partial(run, given, labels[:, 1:]),
         "labels: got torch.float32": partial(run, given, labels.float()),
-        "labels: got torch.bool": partial(run, given, labels.bool()),
-        "labels: got list": partial(run, given, [1]),
-        f"{name}: got torch.int64": partial(run, labels, labels),
         "ignore_index: got -100, .* torch.uint8": partial(run, given, labels.byte()),
-        "ignore_index: got None": partial(run, given, labels, ignore_index=None),
         "gradients: got 'most'": partial(run, given, labels, gradients="most"),
         "vmap": partial(in_vmap, partial(run, labels=labels), given),
         "a FakeTensor|FakeTensors": partial(faked, partial(run, labels=labels), given),
         "cannot send tensors of meta": partial(run, given.to("meta"), labels.to("meta")),
         "rank is broken": partial(while_broken, F, "cross_entropy", partial(run, given, labels)),
         "labels: got 10, expected 0": partial(compiled, run, given, far),
-        r"labels: got torch.int64 of shape \(1, 2\)": partial(
-            compiled, run, given, labels[:, 2:]
-        ),
     }  # fmt: skip
     other: Calls = {
         "ignore_index: ": partial(run, given, labels, ignore_index=3),
@@ -148,10 +140,7 @@ def unsharding() -> Collective:
     wrong: Calls = {
         "dim: got 3": partial(ringray.unshard, x, dim=3),
         "dim: got 4": lambda: compiled(lambda x: ringray.unshard(x, dim=4), x),
-        "dim: got 1 for int": partial(run, 3),  # type: ignore[arg-type]
-        "gradients: got 'own'": partial(run, x, gradients="own"),
         "partition: got 'zag'": partial(run, x, partition="zag"),
-        "seq_len: .*expected": partial(run, x, seq_len=-1),
         "plain, dense": partial(run, x.to_sparse()),
         "cannot send tensors of meta": partial(run, x.to("meta")),
         "vmap": partial(in_vmap, run, x),
@@ -207,10 +196,8 @@ def module() -> Collective:
     hooked.k_proj.register_forward_hook(broken)
     wrong: Calls = {
         r"x: got shape \(1, 4, 15\)": partial(run, x[..., 1:]),
-        r"x: got torch.float32 of shape \(1, 4, 14\)": partial(compiled, run, x[..., 2:]),
         "seq_len: ": partial(run, x, seq_len=3),
         "seq_len: got": partial(compiled, partial(run, seq_len=-5), x),
-        "dtype": partial(run, x.double()),
         "rank is broken": partial(hooked, x),
     }
     chunked = ringray.ContextParallelAttention(HIDDEN, 2, chunk=2)

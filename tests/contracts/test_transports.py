@@ -148,13 +148,12 @@ def repeatable(rank: int, size: int) -> None:
 
 
 def traffic(rank: int, size: int) -> None:
-    """Bytes and tensors sent, forward and backward, are the planner's."""
-    every = itertools.product(names(size), TRAFFIC_MASKS, PARTITIONS)
-    for turn, (name, mask, partition) in enumerate(every):
+    """Bytes and tensors sent, forward and backward, are the planner's; with two masks each."""
+    for turn, (name, partition) in enumerate([*itertools.product(names(size), PARTITIONS)] * 2):
         case = Case(
-            partition, DTYPES[turn % 2], transport=name, backward=BACKWARDS[turn % 4],
+            partition, DTYPES[turn % 2], transport=name, backward=BACKWARDS[(turn + turn // 4) % 4],
             heads=HEADS[size][0], kv_heads=HEADS[size][1], value_dim=(None, 24, 8)[turn % 3],
-            **mask,
+            **TRAFFIC_MASKS[turn % len(TRAFFIC_MASKS)],
         )  # fmt: skip
         if not walkable(case, size):
             continue

@@ -56,7 +56,7 @@ def computed(inputs: tuple[Any, ...], block: int, stages: int, **more: Any) -> A
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_masks_and_lengths(mask: str) -> None:
-    for (rows, keys), stages in itertools.product(((1, 1), (130, 333), (200, 200)), (2, 3)):
+    for rows, keys, stages in ((1, 1, 2), (130, 333, 3), (200, 200, 2)):
         inputs = problem(mask, rows, keys)
         got = computed(inputs, 32, stages)
         check(got, forward(*inputs, scale=0.2, backend="reference"))
@@ -139,7 +139,7 @@ def test_rows_that_see_nothing() -> None:
     assert np.isfinite(out).all()
 
 
-@pytest.mark.parametrize("at", [0, 31, 64, 200])
+@pytest.mark.parametrize("at", [31, 200])
 def test_a_hop_in_which_nobody_sees_anything(at: int) -> None:
     """The position of empty intervals must not matter."""
     q, k, v, start, _ = problem("causal", 140, 200)
@@ -211,7 +211,7 @@ def differentiated(
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_gradients(mask: str) -> None:
-    for rows, keys, kv_heads in ((1, 1, 1), (130, 333, 1), (200, 200, 2)):
+    for rows, keys, kv_heads in ((1, 1, 1), (130, 333, 1), (96, 96, 2)):
         for got, want in differentiated(problem(mask, rows, keys, kv_heads=kv_heads), 32, 2):
             torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
 

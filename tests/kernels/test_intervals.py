@@ -27,7 +27,7 @@ def cases(draw: st.DrawFn) -> tuple[Mask, int, int]:
     )
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(cases(), st.integers(0, 2**31))
 def test_a_row_sees_exactly_its_interval(case: tuple[Mask, int, int], seed: int) -> None:
     mask, padding, stride = case
@@ -53,7 +53,7 @@ def test_a_row_sees_exactly_its_interval(case: tuple[Mask, int, int], seed: int)
 monotone = st.lists(st.integers(0, 12), min_size=1, max_size=20).map(sorted)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 @given(monotone, monotone, st.integers(1, 14))
 def test_the_inverse_says_who_sees_a_key(low: list[int], high: list[int], num_keys: int) -> None:
     rows = min(len(low), len(high))

@@ -16,6 +16,7 @@ from ringray_kernels.checks import DTYPES
 from ringray_kernels.config import TARGETS, BlockConfig
 from ringray_kernels.config import Problem as KernelProblem
 from ringray_kernels.intervals import intervals, visible_range
+from tests.support.exhaustive import exhaustive
 
 MASKS: dict[str, dict[str, Any]] = {
     "full": {"causal": False},
@@ -87,8 +88,7 @@ def check(given: tuple[Tensor, ...], mask: str, got: dict[str, Tensor], scale: f
         assert share <= 1, f"{mask} {given[0].shape} {given[0].dtype}: {name} takes {share:.3f}"
 
 
-@pytest.mark.slow
-@pytest.mark.rotating(10)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
 def test_everything_by_everything(mask: str, head_dim: int) -> None:
@@ -117,14 +117,13 @@ CUTS = {
 }
 
 
-@pytest.mark.rotating(2)
 @pytest.mark.parametrize("cut", CUTS)
 def test_ways_to_cut(cut: str) -> None:
     given = inputs(16, heads=4)
     check(given, "causal", computed(given, *bounds("causal"), 0.2, Blocks.parse(CUTS[cut])), 0.2)
 
 
-@pytest.mark.parametrize("scale", [-0.3, 0.0, 2.0])
+@pytest.mark.parametrize("scale", [-0.3, 2.0])
 def test_any_scale(scale: float) -> None:
     """PyTorch's flash kernel gives NaN where scale is not positive, so the oracle is compared."""
     given = inputs()
@@ -148,8 +147,7 @@ def test_merging_is_attention_over_both() -> None:
     torch.testing.assert_close(state.lse, whole.lse, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("at", [0, 31, 128, 300])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("dtype", "at"), [*zip(DTYPES, (0, 31, 300), strict=True)], ids=str)
 def test_a_hop_in_which_nobody_sees_anything(dtype: torch.dtype, at: int) -> None:
     """The position of empty intervals and the content of unseen keys must not matter."""
     generator = torch.Generator().manual_seed(at)
@@ -201,7 +199,7 @@ def windowed_ring(dtype: torch.dtype, backend: str) -> tuple[State, list[Tensor]
     return state, grads
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *exhaustive(torch.float16)], ids=str)
 def test_a_ring_whose_window_is_shorter_than_a_shard(dtype: torch.dtype) -> None:
     (got, grads), (want, wanted) = (windowed_ring(dtype, name) for name in ("triton", "reference"))
     eps = torch.finfo(dtype).eps
@@ -245,17 +243,6 @@ def test_offsets_that_32_bits_do_not_hold_are_not_used() -> None:
     assert readable(2**40, 2**34, 64, 1).stride() == (2**40, 2**34, 64, 1)
     for wide in ((1, 1, 1, 2**26), (2**40, 2**34, 2**24, 1)):
         assert readable(*wide).is_contiguous()
-
-
-def test_delta() -> None:
-    _, _, _, dout = inputs(80, dtype=torch.bfloat16)
-    out = torch.randn_like(dout.float()).bfloat16()
-    lse = torch.zeros(dout.shape[:3])
-    lse[:, :, 90:] = -torch.inf
-    out[:, :, 90:] = float("nan")
-    got, want = (delta(dout, out, lse, backend=name) for name in ("triton", "reference"))
-    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
-    assert (got[:, :, 90:] == 0).all()
 
 
 def test_what_is_not_supported_is_told() -> None:
