@@ -46,8 +46,7 @@ def every() -> list[Case]:
     return zoo.variants() + zoo.cases()
 
 
-@pytest.mark.slow
-@pytest.mark.rotating(10)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(-(-len(every()) // PART)))
 def test_no_class_computes_something_else(part: int) -> None:
     for row in rows(every()[part * PART :][:PART]):
@@ -61,19 +60,15 @@ RIGHT = [
     Case(
         "causal", "deepseek_v2", "DeepseekV2ForCausalLM", {"num_experts_per_tok": 2}
     ),  # values narrower than keys
-    Case("causal", "deepseek_v3", "DeepseekV3ForCausalLM", {}, {"partition": "contiguous"}),
     Case("causal", "gemma2", "Gemma2ForCausalLM", CAPPED),
     Case("causal", "gpt_oss", "GptOssForCausalLM", {}, {"gradients": "mean"}),
     Case("causal", "stablelm", "StableLmForCausalLM"),  # its layers do not pass the ring on
-    Case("causal", "mixtral", "MixtralForCausalLM", zoo.ROUTED),
     Case("causal", "olmoe", "OlmoeForCausalLM", zoo.ROUTED, {"gradients": "mean"}),
     Case(
         "causal", "llama4_text", "Llama4ForCausalLM", {"floor_scale": 4, "no_rope_layers": [1, 0]}
     ),
     Case("masked", "modernbert", "ModernBertForMaskedLM"),
-    Case("masked", "roberta", "RobertaForMaskedLM"),
     Case("sequence", "llama", "LlamaForSequenceClassification", {}, {"gradients": "mean"}),
-    Case("sequence", "bert", "BertForSequenceClassification"),
     Case("token", "bert", "BertForTokenClassification"),
     Case("question", "llama", "LlamaForQuestionAnswering"),
 ]
@@ -114,24 +109,6 @@ class Shift(nn.Module):
         return out + self.gate * x.roll(1, dims=1)
 
 
-class Mean(Shift):
-    """Adds the mean of all tokens."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.around(x)
-        return out + self.gate * x.mean(dim=1, keepdim=True)
-
-
-class Blocks(Shift):
-    """Adds the mean of each whole block of 24 tokens."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.around(x)
-        whole = x.shape[1] // 24 * 24
-        means = x[:, :whole].unflatten(1, (-1, 24)).mean(dim=2).repeat_interleave(24, dim=1)
-        return out + self.gate * F.pad(means, (0, 0, 0, x.shape[1] - whole))
-
-
 class Normalised(nn.Module):
     """Normalises over the tokens of a batch, in training."""
 
@@ -141,20 +118,6 @@ class Normalised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.norm(self.around(x).transpose(1, 2)).transpose(1, 2)
-        return out
-
-
-class Pairs(nn.Module):
-    """Embeds each token with the one before it."""
-
-    num_embeddings = 97
-
-    def __init__(self, around: nn.Module) -> None:
-        super().__init__()
-        self.around = around
-
-    def forward(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.around(ids) + 0.5 * self.around(ids.roll(1, dims=1))
         return out
 
 
@@ -176,8 +139,6 @@ def altered(name: str) -> nn.Module:
     layer = model.model.layers[1]
     if name == "Own":
         layer.self_attn = Own(layer.self_attn)
-    elif name == "Pairs":
-        model.model.embed_tokens = Pairs(model.model.embed_tokens)
     else:
         layer.mlp = globals()[name](layer.mlp)
     made: nn.Module = model
@@ -186,11 +147,8 @@ def altered(name: str) -> nn.Module:
 
 ALTERED = {
     "Shift": "in model.layers.1.mlp .Shift. tokens reach others without the ring",
-    "Mean": "in model.layers.1.mlp .Mean. tokens",
-    "Blocks": "in model.layers.1.mlp .Blocks. tokens",
     "Own": "in model.layers.1.self_attn .Own. tokens",
     "Normalised": "BatchNorm",
-    "Pairs": "computes other logits on a ring than in one process",
 }
 
 
@@ -288,11 +246,6 @@ def test_the_config_stays_as_it_was() -> None:
     assert model.config.to_json_string() == before
     assert model.training
     assert model.config._attn_implementation == "ringray"
-
-
-def test_generate_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"Generate with ringray\.models\.huggingface\.generate"):
-        tiny("ringray").generate(input_ids=tokens()[0], max_new_tokens=2)
 
 
 def main(size: int) -> None:

@@ -12,6 +12,7 @@ import transformers
 import ringray.models.huggingface as hf
 from ringray.attention.decode import ring_decode
 from ringray.models.huggingface import attention
+from tests.support.exhaustive import exhaustive
 from tests.support.huggingface_checks import TINY, VOCABULARY, tiny
 from tests.support.ranks import on_ring
 
@@ -149,8 +150,7 @@ def other_steps_are_refused(rank: int, size: int) -> None:
             hf.generate(model, prompts(), max_new_tokens=1)
 
 
-@pytest.mark.rotating(2)
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [*exhaustive(1, 2), 3])
 def test_rings(size: int) -> None:
     on_ring(size, (right, shards_stay_shards, samples_alike, refused, other_steps_are_refused))
 

@@ -26,7 +26,7 @@ EVERY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", [1, *exhaustive(2), 4])
+@pytest.mark.parametrize("size", [*exhaustive(1), 2, *exhaustive(4)])
 def test_rings(size: int) -> None:
     on_ring(size, EVERY)
 
@@ -96,18 +96,16 @@ def in_a_thread(q: torch.Tensor) -> torch.Tensor:
         return pool.submit(plain, q).result()
 
 
-@pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(
     "attend",
     [
         torch.jit.script(plain), in_a_thread, flash, in_math, their_attn,
-        torch.compile(flash, backend="eager"), torch.compile(flash, backend="aot_eager"),
-        lambda q: torch.ops.aten._scaled_dot_product_attention_math(q, q, q)[0],
+        torch.compile(flash, backend="aot_eager"),
         lambda q: torch.func.vmap(flash)(q[None])[0],
     ],
 )  # fmt: skip
-def test_no_attention_stays_local_beside_a_routed_call(attend: Any, grad: bool) -> None:
-    q = inputs().requires_grad_(grad)
+def test_no_attention_stays_local_beside_a_routed_call(attend: Any) -> None:
+    q = inputs().requires_grad_()
     refused = pytest.raises((ValueError, RuntimeError), match=r"(was not|cannot be) routed")
     with ringray.context_parallel(window=1):
         plain(q)
@@ -138,18 +136,16 @@ def block(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [traced, block])
-@pytest.mark.parametrize("grad", [False, True])
-def test_models_compile_in_one_graph_under_the_manager(function: Any, grad: bool) -> None:
-    x = torch.randn(1, 16, 8, requires_grad=grad)
+def test_models_compile_in_one_graph_under_the_manager(function: Any) -> None:
+    x = torch.randn(1, 16, 8, requires_grad=True)
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     want = block(x)
     around = nullcontext() if function is block else ringray.context_parallel(window=1)
-    with torch.set_grad_enabled(grad), around:
+    with around:
         got = compiled(x)
     assert torch.equal(got, want)
-    if grad:
-        first, again = (torch.autograd.grad(out.sum(), x)[0] for out in (want, got))
-        assert torch.equal(again, first)
+    first, again = (torch.autograd.grad(out.sum(), x)[0] for out in (want, got))
+    assert torch.equal(again, first)
 
 
 def test_a_compiled_layer_in_a_reentrant_checkpoint_is_refused() -> None:
@@ -225,16 +221,7 @@ TORN = torch.zeros(8)
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"partition": "zag"}, "partition: got 'zag'"),
         ({"buffers": [torch.zeros(2, 8)]}, "buffer_dims: got 0, expected one for each of 1"),
-        (
-            {"buffers": [torch.zeros(2, 8)], "buffer_dims": [1], "pad_values": [0, 0]},
-            "pad_values: got 2, expected one for each of 1",
-        ),
-        (
-            {"buffers": [torch.zeros(2, 8)], "buffer_dims": [2]},
-            r"buffer_dims: got 2 for shape \(2, 8\)",
-        ),
         (
             {"buffers": [torch.zeros(8)], "buffer_dims": [0], "buffer_seq_dims": [0]},
             "got buffer_seq_dims too",

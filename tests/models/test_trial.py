@@ -154,12 +154,10 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
     "module alone": ring,
     "op": lambda: Model(Attention(ringray.ring_attention)),
     "decoder": lambda: Decoder(TINY, kept="input", mlp_rows=7),
-    "stage": lambda: Decoder(TINY, first=1),
     "stream": lambda: Stream(ring()),
     "positions": lambda: WithPositions(ring()),
     "indexed": lambda: Indexed(ring()),
     "loss": lambda: Loss(ring()),
-    "bf16": lambda: Model(ring()).bfloat16(),
     "compiled": lambda: torch.compile(Model(ring())),  # type: ignore[dict-item]
     "experts": lambda: Model(ring(), Layer(experts, *[nn.Linear(HIDDEN, n) for n in (2, 32, 32)])),
     "checkpointed": lambda: Model(
@@ -169,29 +167,18 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
         )
     ),
 }
-MULTIHEAD = {"embed_dim": HIDDEN, "num_heads": 4, "batch_first": True}
 WRONG: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sdpa": (lambda: Model(Attention(sdpa)), r"in layers.0 \(Attention\)"),
     "fused operator": (lambda: Model(Attention(fused)), r"in layers.0 \(Attention\)"),
     "by hand": (lambda: Model(Attention(by_hand)), r"in layers.0 \(Attention\)"),
     "flex": (lambda: Model(Attention(flex_attention)), r"in layers.0 \(Attention\)"),
-    "multi-head": (
-        lambda: Model(Layer(lambda x, m: m(x, x, x)[0], nn.MultiheadAttention(**MULTIHEAD))),  # type: ignore[arg-type]
-        "MultiheadAttention",
-    ),
-    "encoder": (lambda: nn.TransformerEncoderLayer(HIDDEN, 4, batch_first=True), "self_attn"),
     "some layers": (lambda: Model(ring(), Attention(sdpa), ring()), r"in layers.1 \(Attention\)"),
     "first weights 0": (lambda: Model(ring(), Attention(sdpa, last=0.0)), "in layers.1"),
     "convolution": (
         lambda: Model(ring(), Layer(transposed, nn.Conv1d(HIDDEN, HIDDEN, 3, padding=1))),
         "Conv1d",
     ),
-    "recurrent": (
-        lambda: Model(ring(), Layer(lambda x, m: m(x)[0], nn.GRU(HIDDEN, HIDDEN, 1, True, True))),
-        "GRU",
-    ),
     "scan": (lambda: Model(ring(), Layer(lambda x: x.cumsum(1))), r"in layers.1 \(Layer\)"),
-    "token shift": (lambda: Model(ring(), Layer(lambda x: x.roll(1, 1))), r"in layers.1"),
     "mean": (lambda: Model(ring(), Layer(lambda x: x - x.mean(1, keepdim=True))), "in layers.1"),
     "pooled": (lambda: Pooled(ring()), "in its result"),
     "batch norm": (
@@ -199,7 +186,6 @@ WRONG: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "compiled": (lambda: torch.compile(Model(ring(), Attention(sdpa))), "in _orig_mod.layers.1"),  # type: ignore[dict-item]
     "unused": (lambda: Unused(ring()), "no layer calls the ring"),
-    "without": (lambda: Model(), "no layer calls the ring"),
     "partitions": (lambda: Model(ring(), ring(partition="striped")), r"\['striped', 'zigzag'\]"),
     "no weights yet": (lambda: Model(ring()).to("meta"), "weights that are not on the meta device"),
     "other inputs": (lambda: Model(Layer(lambda x: x.items())), "a trial of Model fails"),
