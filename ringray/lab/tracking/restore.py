@@ -1,18 +1,15 @@
-"""A sweep that the store lost, taken back from MLflow: ``resume --from-mlflow``; or only read.
-
-:func:`restore` starts this module as a process of its own, which alone imports MLflow. It sends
-path of the store, selector and URI; the process answers with a :class:`Restored` or an error.
-Without a path it reads (:func:`fetched`), and answers with a sweep and its trials.
-"""
+"""A sweep that the store lost, taken back from MLflow: ``resume --from-mlflow``; or only read."""
 
 from __future__ import annotations
 
-import sys
-import traceback
+import os
+import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from ringray.base.errors import UserError
+from ringray.base.deadline import within
+from ringray.base.errors import RingrayError, UserError
 from ringray.base.redaction import without_credentials
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive
@@ -20,12 +17,14 @@ from ringray.lab.tracking.archive import STORE
 from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
 from ringray.lab.tracking.sink import service_of
 from ringray.lab.tracking.tracker import UNHURRIED_S
-from ringray.lab.tracking.worker import Worker, brief, connection_to_driver, log, receive, send
+from ringray.lab.tracking.worker import brief, environment
 from ringray.lab.trial.outcome import Kept, SweepInfo, TrialRow, selected
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
+
+_T = TypeVar("_T")
 
 
 class Restored(NamedTuple):
@@ -48,7 +47,12 @@ def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.
         PlaceError: MLflow cannot be used, or gave no answer.
         UserError: it has no such sweep, or several, or cannot rebuild it.
     """
-    return Restored(*_asked(store_path, sweep, uri, timeout))
+
+    def call(client: MlflowClient, resolved: str) -> Restored:
+        with Store(store_path, create=False) as store:
+            return rebuild(client, store, sweep, resolved)
+
+    return _from_mlflow(uri, timeout, call)
 
 
 def fetched(run: str, timeout: float = 600.0) -> tuple[SweepInfo, list[TrialRow]]:
@@ -59,28 +63,34 @@ def fetched(run: str, timeout: float = 600.0) -> tuple[SweepInfo, list[TrialRow]
         PlaceError: MLflow cannot be used, or gave no answer.
         UserError: it has no such run, or it is not a sweep that can be read.
     """
-    sweep, rows = _asked(None, run, None, timeout)
-    return sweep, rows
+    return _from_mlflow(None, timeout, lambda client, _: read_run(client, run))
 
 
-def _asked(store_path: Path | None, selector: str, uri: str | None, timeout: float) -> Any:
+def _from_mlflow(uri: str | None, timeout: float, call: Callable[[MlflowClient, str], _T]) -> _T:
+    """Returns what ``call`` returns for a client and its URI; whatever else MLflow, its database or
+    the network raise becomes a UserError."""
     resolved = resolve_uri(uri)
     if service_of(resolved):
         raise UserError(f"{resolved} is not MLflow, from which alone a sweep can be read back")
     check(resolved, UNHURRIED_S)
-    worker = Worker("restore", __name__, UNHURRIED_S, resolved)
+    os.environ |= environment(resolved, UNHURRIED_S)
+
+    def attempt() -> _T:
+        # Imported here: it takes seconds, and nothing else in this process needs it.
+        from ringray.lab.tracking.database import client_of
+
+        try:
+            return call(client_of(resolved), resolved)
+        except RingrayError:
+            raise
+        except Exception as error:
+            raise UserError(brief(error)) from error
+
     try:
-        send(worker.connection, (store_path, selector, resolved))
-        answer = receive(worker.connection, timeout)
-    except EOFError:
-        answer = None
-    finally:
-        worker.end()
-    if answer is None:
-        raise cannot_be_used(resolved, f"it gave no answer (see {worker.log_path})")
-    if isinstance(answer, str):
-        raise UserError(answer)
-    return answer
+        with warnings.catch_warnings(action="ignore"):
+            return within(timeout, "MLflow", attempt)
+    except TimeoutError:
+        raise cannot_be_used(resolved, "it gave no answer") from None
 
 
 def read_run(client: MlflowClient, run: str) -> tuple[SweepInfo, list[TrialRow]]:
@@ -180,29 +190,3 @@ def _choose(parents: list[Run], selector: str, where: str) -> list[Run]:
         several = ", ".join(digest[:12] for digest in digests)
         raise UserError(f"sweep {selector!r} is not unique at {where}: {several}; give more digits")
     return [run for run in parents if run.data.tags.get("ringray.sweep") == digests[0]]
-
-
-def main() -> int:
-    """Answers one request of :func:`restore`; returns 0 if nothing failed."""
-    from ringray.lab.tracking.database import client_of
-
-    driver = connection_to_driver()
-    try:
-        path, selector, uri = driver.recv()
-        answer: tuple[Any, ...]
-        if path is None:
-            answer = read_run(client_of(uri), selector)
-        else:
-            with Store(path, create=False) as store:
-                # Not a Restored, which is __main__.Restored here and unknown to the driver.
-                answer = tuple(rebuild(client_of(uri), store, selector, uri))
-    except Exception as error:  # whatever MLflow, its database or the network raise
-        log(traceback.format_exc())
-        send(driver, brief(error))
-        return 1
-    send(driver, answer)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -37,9 +37,17 @@ _ENVIRONMENT = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_ENABLE_ASYNC_LOGGING": "false",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
 }
+
+
+def environment(uri: str, request_s: float) -> dict[str, str]:
+    """Returns the variables for a process that uses MLflow at ``uri``, which may take ``request_s``
+    seconds for each answer."""
+    variables = _ENVIRONMENT | {REQUEST_TIMEOUT: str(int(request_s))}
+    if service_of(uri) is None and not is_users_own(uri):
+        variables["NETRC"] = os.devnull  # whose credentials MLflow's client would send
+    return variables
 
 
 class Worker:
@@ -48,15 +56,12 @@ class Worker:
 
     def __init__(self, name: str, module: str, request_s: float, uri: str) -> None:
         self.log_path = create_log(name)
-        paths = [str(provenance.packages()[0].parent), os.environ.get("PYTHONPATH", "")]
         # The process does not speak to Ray and gets no token.
-        environment = {key: value for key, value in os.environ.items() if key not in TOKENS}
-        environment |= _ENVIRONMENT
-        service = service_of(uri)
-        if service is None and not is_users_own(uri):
-            environment["NETRC"] = os.devnull  # whose credentials MLflow's client would send
-        environment[REQUEST_TIMEOUT] = str(int(request_s))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        variables = {key: value for key, value in os.environ.items() if key not in TOKENS}
+        variables |= environment(uri, request_s)
+        variables |= dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"], "1")
+        paths = [str(provenance.packages()[0].parent), os.environ.get("PYTHONPATH", "")]
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self.connection, its_end = Pipe()
         with its_end, self.log_path.open("ab") as log_file:
             self.process = subprocess.Popen(
@@ -64,13 +69,13 @@ class Worker:
                 # user of the machine can read the arguments: they hold nothing secret.
                 [
                     *(sys.executable, "-P", "-W", "ignore", "-m", module, str(its_end.fileno())),
-                    "other" if service else "mlflow",
+                    "other" if service_of(uri) else "mlflow",
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,
                 pass_fds=[its_end.fileno()],
-                env=environment,
+                env=variables,
                 # Ctrl-C in the terminal is for the driver; the process must still finish.
                 start_new_session=True,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -202,10 +203,11 @@ def test_what_is_not_there_is_said(measured: Store, tmp_path: Path) -> None:
     assert _rebuilt(path, "quick").added == 7
 
 
-@pytest.mark.exhaustive
-def test_by_a_process_of_its_own(measured: Store, tmp_path: Path) -> None:
+def test_by_address(measured: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.environ", dict(os.environ))
     path = tmp_path / "new.db"
     Store(path).close()
     assert restore(path, "quick", None) == Restored(DIGEST, "quick", 7, 0, 1)
+    assert fetched(_parent()) == read_run(client(), _parent())
     with pytest.raises(UserError, match="not found"):
         fetched("0" * 32)
