@@ -32,7 +32,7 @@ class Server:
     def __init__(self, folder: Path, database: str, workers: int = 1) -> None:
         self.port = free_ports(1)[0]
         self.uri = f"http://127.0.0.1:{self.port}"
-        self._folder, self._database, self._workers = folder, database, workers
+        self._folder, self.database, self._workers = folder, database, workers
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -41,7 +41,7 @@ class Server:
                 [
                     sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1",
                     "--port", str(self.port), "--workers", str(self._workers),
-                    "--backend-store-uri", self._database,
+                    "--backend-store-uri", self.database,
                     "--artifacts-destination", str(self._folder / "files"),
                 ],
                 stdout=log, stderr=log, cwd=self._folder,

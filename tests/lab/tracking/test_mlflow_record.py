@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import socket
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking import description
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking import mlflow_record as show
+from ringray.lab.tracking.worker import environment
 from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.outcome import Tracked, TrialRow
 from tests.support.figure_rows import row as drawn_row
@@ -249,3 +251,12 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
         deaf.listen()
         with pytest.raises(PlaceError, match="no answer in"):
             place.check(f"http://127.0.0.1:{deaf.getsockname()[1]}")
+
+
+def test_netrc_is_for_the_server_that_the_environment_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000/mlflow")
+    assert "NETRC" not in environment("http://127.0.0.1:5000", 1.0)
+    assert environment("http://127.0.0.1:9", 1.0)["NETRC"] == os.devnull
+    assert "NETRC" not in environment("wandb://team", 1.0), "its key is there"

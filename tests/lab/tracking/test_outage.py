@@ -1,35 +1,19 @@
-"""MLflow that refuses something or goes away: no other trial waits, and it is caught up."""
+"""A sink that refuses something, lies or is away: no other trial waits, and none is forgotten."""
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 
-import psutil
 import pytest
 
-from ringray.base.errors import PlaceError
 from ringray.lab.store.feed import CurvePoint
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.trial.outcome import Kept, SyncState, Tracked
 from tests.support.place import PATIENCE
-from tests.support.tracking_servers import Server, sqlite_server
-from tests.support.tracking_store import (
-    DIGEST,
-    begin,
-    check_complete,
-    client,
-    outcome,
-    runs,
-    trials,
-    wait_for,
-)
-
-# With a stand-in for MLflow
+from tests.support.tracking_store import DIGEST, begin, outcome, trials
 
 
 class FakeMLflow:
@@ -162,74 +146,3 @@ def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
     state = _followed(tmp_path, fake, patience=0.3)
     assert state == SyncState(0, 4, "ConnectionError: down at http://***@host")
     assert fake.closed == 0
-
-
-# With a real server over HTTP
-
-
-@pytest.fixture
-def server(tmp_path: Path, schema: Path) -> Iterator[Server]:
-    found = sqlite_server(tmp_path / "server", schema)
-    found.start()
-    yield found
-    found.stop()
-
-
-@pytest.mark.slow
-def test_a_server_that_goes_away_and_comes_back(
-    store: Store, server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    planned = trials(40)
-    begin(store, planned)
-    tracker = Tracker(store.path, DIGEST, server.uri, "quick").start()
-    tracker.wait_ready()
-    assert tracker.ui_command == (
-        f"{server.uri}/#/experiments/{tracker.place.experiment_id}/runs/{tracker.place.run_id}"
-        "?workflowType=machine_learning"
-    )
-    for index, trial in enumerate(planned[:20]):
-        store.record(DIGEST, trial.key, outcome(index))
-    begun = time.monotonic()
-
-    def ended() -> int:
-        return sum(run.info.status != "RUNNING" for run in runs(server.uri)[1].values())
-
-    wait_for(lambda: ended() >= 20, pause=1.0)
-    seconds = time.monotonic() - begun
-    server.stop()
-    for index, trial in enumerate(planned[20:], start=20):
-        store.record(DIGEST, trial.key, outcome(index))
-    store.finish(DIGEST, "complete")
-    state = tracker.finish(PATIENCE)  # only failures: it is given up sooner
-    assert state.pending == 20
-    assert state.error
-    assert "127.0.0.1" in state.error
-    assert not psutil.pid_exists(tracker._worker.process.pid)
-    with pytest.raises(PlaceError, match="no MLflow server answers"):
-        sync(store.path, DIGEST, server.uri, "quick")
-    server.start()
-    assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(40, 0, None)
-    assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(40, 0, None)
-    check_complete(store, server.uri)
-    parents, _ = runs(server.uri)
-    assert parents[0].info.status == "FINISHED"
-    files = {file.path for file in client(server.uri).list_artifacts(parents[0].info.run_id)}
-    assert {"spec.yaml", "results.csv"} <= files
-    with capsys.disabled():
-        print(f"\n  over HTTP {seconds / 20 * 1e3:.0f} ms wall per trial")
-
-
-@pytest.mark.exhaustive
-def test_an_outage_in_the_middle_is_caught_up(store: Store, server: Server) -> None:
-    planned = trials(10)
-    begin(store, planned)
-    tracker = Tracker(store.path, DIGEST, server.uri, "quick").start()
-    tracker.wait_ready()
-    server.stop()
-    for index, trial in enumerate(planned):
-        store.record(DIGEST, trial.key, outcome(index))
-    time.sleep(1.0)
-    server.start()
-    store.finish(DIGEST, "complete")
-    assert tracker.finish(PATIENCE) == SyncState(10, 0, None)
-    check_complete(store, server.uri)

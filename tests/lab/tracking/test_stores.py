@@ -13,10 +13,10 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.restore import Restored, rebuild
-from ringray.lab.trial.outcome import SweepInfo
+from ringray.lab.trial.outcome import NOT_REQUESTED, Outcome, SweepInfo
 from tests.support.tracking_store import DIGEST, ENVIRONMENT, begin, client, outcome, trials
 
-COUNT = 6
+COUNT = 3
 
 
 def _open(store: Store) -> Any:
@@ -136,6 +136,28 @@ def test_a_trial_that_is_measured_again_while_it_is_tracked(store: Store) -> Non
     _check(store)
 
 
+def test_points_that_never_ran_have_no_runs_beyond_the_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringray.lab.tracking.mlflow_sink._PRUNED", 2)
+    planned = trials(6, pruned=(1, 2, 3))
+    begin(store, planned)
+    store.record(DIGEST, planned[4].key, Outcome("pruned", NOT_REQUESTED, point="p"))
+    store.record(DIGEST, planned[0].key, outcome(0))
+    for _ in range(2):  # the same again when it is taken up
+        _write(store, _open(store))
+        parent, children = _of(store)
+        statuses = [run.data.tags["ringray.status"] for run in children]
+        assert sorted(statuses) == ["ok", "pruned", "pruned"]
+        note = parent.data.tags["mlflow.note.content"]
+        assert "2 of the pruned points have no run of their own" in note
+        assert parent.data.metrics["trials_pruned"] == 4
+    # One that is run after all gets its run.
+    store.record(DIGEST, planned[4].key, outcome(4))
+    _write(store, _open(store))
+    assert len(_of(store)[1]) == 4
+
+
 def test_points_that_are_measured_after_all_keep_their_first_run(store: Store) -> None:
     begin(store, trials(2, pruned=(1,)))
     _write(store, _open(store))
@@ -177,15 +199,11 @@ def _running(store: Store, second: Store) -> None:
     client().update_run(_of(store)[0].info.run_id, status="RUNNING")
 
 
-def _known(store: Store, second: Store) -> None:
-    begin(second, trials(COUNT))
-
-
 def _of_another_user(store: Store, second: Store) -> None:
     client().set_tag(_of(store)[0].info.run_id, "mlflow.user", "another")
 
 
-@pytest.mark.parametrize("why", [_running, _known, _of_another_user])
+@pytest.mark.parametrize("why", [_running, _of_another_user])
 def test_runs_of_a_store_that_may_be_in_use_stay_its_own(
     store: Store, second: Store, why: Callable[[Store, Store], None]
 ) -> None:
@@ -212,7 +230,7 @@ def test_the_measurements_of_several_stores_are_joined(
         expected = Restored(DIGEST, "quick", COUNT, 0, earlier=COUNT - 1, stores=2)
         assert _rebuilt(third) == expected
         medians = [row.metrics["median_ms"] for row in third.trials(DIGEST)]
-        assert medians == [101.0, 102.0, 103.0, 104.0, 105.0, 6.0], "the newest"
+        assert medians == [101.0, 102.0, 3.0], "the newest"
         begin(third, trials(COUNT))
         _write(third, _open(third))
         for one in (store, second, third):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -245,40 +243,3 @@ def test_doubles_are_mended(store: Store) -> None:
     first.refresh()
     assert [first.write(each) for each in rows] == [False] * 3
     check_complete(store)
-
-
-@pytest.mark.exhaustive
-def test_two_hundred_trials(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    (store.path.parent / "mlflow.db").unlink()
-    planned = trials(200)
-    begin(store, planned)
-    spent = [_children_cpu()]
-    begun = time.monotonic()
-    tracker = Tracker(store.path, DIGEST, None, "quick").start()
-    tracker.wait_ready()
-    ready = time.monotonic() - begun
-    cpu_ready = sum(psutil.Process(tracker._worker.process.pid).cpu_times()[:2])
-    for index, trial in enumerate(planned):
-        store.record(DIGEST, trial.key, outcome(index))
-    store.finish(DIGEST, "complete")
-    begun = time.monotonic()
-    assert tracker.finish(PATIENCE) == SyncState(200, 0, None)
-    wall = time.monotonic() - begun
-    spent.append(_children_cpu())
-    begun = time.monotonic()
-    again = Tracker(store.path, DIGEST, None, "quick").start()
-    again.wait_ready()
-    ready_again = time.monotonic() - begun
-    again.finish()
-    check_complete(store)
-    with capsys.disabled():
-        print(
-            f"\n  per trial {(spent[1] - spent[0] - cpu_ready) * 5:.1f} ms CPU, {wall * 5:.1f} ms "
-            f"wall; ready after {ready:.1f} s on a new database ({cpu_ready:.1f} s CPU), "
-            f"{ready_again:.1f} s with 200 children there"
-        )
-
-
-def _children_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
