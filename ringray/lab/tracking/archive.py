@@ -14,28 +14,24 @@ import tempfile
 import zlib
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringray.base.errors import PlaceError
 from ringray.base.redaction import public_spec, without_credentials
 from ringray.lab.trial.outcome import STATUSES, Kept, SweepInfo, TrialRow, part_of_a_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Run
-    from mlflow.store.entities import PagedList
+    from mlflow.entities import Run
 
     from ringray.lab.store.store import Store
 
-_Item = TypeVar("_Item")
-
 TRIALS = "trials.jsonl"
 STORE, CURRENT = "ringray.store", "ringray.current"  # tags
-_PAGE = 1000
+_MOST_RUNS = 50_000  # MLflow gives no more at once
 _SWEEP = ("digest", "name", "kind", "spec", "source", "environment", "created")
 _SWEEP_TAG, _TRIAL_TAG = "mlflow.ringray.sweep", "mlflow.ringray.trial"  # of earlier versions
 _MOST = 64 << 20  # bytes of a tag, unpacked; it may be a decompression bomb
@@ -138,21 +134,10 @@ def user_tag() -> dict[str, str]:
 def runs_of(client: MlflowClient, experiments: list[str], condition: str) -> list[Run]:
     """Returns all runs of the experiments that match an MLflow filter, the oldest first."""
     order = ["attributes.start_time ASC"]
-    search = partial(client.search_runs, experiments, condition, order_by=order)
-    return _all(lambda token: search(max_results=_PAGE, page_token=token))
+    return list(client.search_runs(experiments, condition, max_results=_MOST_RUNS, order_by=order))
 
 
 def experiments_of(client: MlflowClient) -> list[str]:
     """Returns the ids of all experiments."""
-    search = partial(client.search_experiments, max_results=_PAGE)
-    experiments: list[Experiment] = _all(lambda token: search(page_token=token))
+    experiments = client.search_experiments(max_results=_MOST_RUNS)
     return [str(experiment.experiment_id) for experiment in experiments]
-
-
-def _all(search: Callable[[str | None], PagedList[_Item]]) -> list[_Item]:
-    page = search(None)
-    items = list(page)
-    while page.token:
-        page = search(page.token)
-        items += page
-    return items

@@ -133,16 +133,12 @@ def check(uri: str, seconds: float | None = None) -> None:
 def is_users_own(uri: str) -> bool:
     """Returns whether the user's environment names the server, which so may get the credentials
     that ``~/.netrc`` has for its host."""
-    return _origin(uri) == _origin(os.environ.get("MLFLOW_TRACKING_URI", ""))
-
-
-def _origin(uri: str) -> tuple[str, str | None, int | None]:
-    """Returns the scheme, host and port of a URI."""
     try:
-        parts = urlsplit(uri)
-        return parts.scheme, parts.hostname, parts.port
+        ours, theirs = urlsplit(os.environ.get("MLFLOW_TRACKING_URI", "")), urlsplit(uri)
+        names = ("scheme", "hostname", "port")
+        return all(getattr(ours, name) == getattr(theirs, name) for name in names)
     except ValueError:
-        return "", None, None
+        return False
 
 
 def _check_spec_uri(uri: str) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,8 +38,7 @@ from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import CURRENT, STORE, TRIALS, runs_of, user_tag
 from ringray.lab.tracking.database import client_of
 from ringray.lab.tracking.description import FIGURES, REPORT, note
-from ringray.lab.tracking.location import artifact_root, is_server
-from ringray.lab.tracking.worker import WRITERS
+from ringray.lab.tracking.location import artifact_root
 from ringray.lab.trial.outcome import NOT_REQUESTED, Kept, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
@@ -69,15 +67,12 @@ class MLflowSink:
         self, store: Store, digest: str, uri: str, experiment: str, settled: Tracked | None = None
     ) -> None:
         self._store, self._digest = store, digest
-        # A server handles several calls at once, and most of a call to it is waiting.
-        self.writers = WRITERS if is_server(uri) else 1
         self._client = client_of(uri)
         self._experiment, self._artifacts = experiment, artifact_root(uri)
         self._sweep = store.find(digest)
         self._names: dict[str, str] = {}
         self._children: dict[tuple[str, str], _Child] = {}  # by trial key and record
         self._figures: tuple[str, ...] = ()
-        self._lock = threading.Lock()  # of _children and _names
         self._opened = False
         self._own = {STORE: store.identity}
         self.place = settled or Tracked(without_credentials(uri), "", "")
@@ -129,13 +124,10 @@ class MLflowSink:
         if there was nothing to write."""
         trial = recording.trial
         current = self._store.sequence(self._digest, trial.key) == recording.seq
-        with self._lock:
-            child = self._children.get((trial.key, show.record_digest(trial)))
-            wanted = self._wanted(trial)
-            name = self._name(trial.key)
-            same = [other for other in self._children.values() if other.key == trial.key]
+        place = trial.key, show.record_digest(trial)
+        child, wanted = self._children.get(place), self._wanted(trial)
         marked = False
-        for other in same:
+        for other in [each for each in self._children.values() if each.key == trial.key]:
             counts = current if other is child else other.current and not current
             if other.current != counts:
                 self._client.set_tag(other.run_id, CURRENT, _text(counts))
@@ -147,10 +139,9 @@ class MLflowSink:
         if child is None:
             tags = show.trial_tags(self._sweep, trial, self.place.run_id)
             tags[CURRENT] = _text(current)
-            run = self._create_run(name, trial.started, tags)
+            run = self._create_run(self._name(trial.key), trial.started, tags)
             child = _Child(run.info.run_id, trial.key, False, trial.status == "pruned", current)
-            with self._lock:
-                self._children[trial.key, show.record_digest(trial)] = child
+            self._children[place] = child
         # Safe to repeat: the same key, value, time and step are one metric to MLflow.
         values = [(name, value, 0) for name, value in show.run_metrics(trial).items()]
         values += show.run_curves(trial)

@@ -22,7 +22,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from math import inf
 from typing import TYPE_CHECKING
@@ -68,7 +67,6 @@ class Follower:
         self, sink: Sink, store: Store, digest: str, driver: Connection, opened: bool = True
     ) -> None:
         self._sink, self._store, self._digest, self._driver = sink, store, digest, driver
-        self._pool = ThreadPoolExecutor(sink.writers, "write")
         self._cursor = 0
         self._backlog: dict[tuple[str, int], Kept] = {}  # by trial key and number
         self._seen: set[str] = set()  # keys of trials
@@ -108,7 +106,7 @@ class Follower:
         if following and now > self._summary_due:
             return self._summarise
         if self._draining and in_time and self._backlog:
-            return self._write_some
+            return self._write_one
         if following:
             return self._write_live if self._live else None
         if self._draining and in_time and "store" in self._errors:
@@ -169,26 +167,14 @@ class Follower:
         self._sink.log_live(some)
         del self._live[: len(some)]
 
-    def _write_some(self) -> None:
-        # Of one trial one recording at a time: which of them is current changes.
-        first: dict[str, Kept] = {}
-        for row in self._backlog.values():
-            first.setdefault(row.trial.key, row)
-            if len(first) == self._sink.writers:
-                break
-        batch = list(first.values())
-        calls = [self._pool.submit(self._sink.write, row) for row in batch]
-        wait(calls)
-        for row, call in zip(batch, calls, strict=True):
-            del self._backlog[row.trial.key, row.seq]
-            if call.exception():
-                # To the end of the queue: a trial that is refused must not block the others.
-                self._backlog[row.trial.key, row.seq] = row
-            elif call.result():
-                due = time.monotonic() + self._summary_pause
-                self._summary_due = min(self._summary_due, due)
-        for call in calls:
-            call.result()  # raises what failed
+    def _write_one(self) -> None:
+        # A trial that is refused must not block the others: to the end of the queue first.
+        place = next(iter(self._backlog))
+        row = self._backlog[place] = self._backlog.pop(place)
+        if self._sink.write(row):
+            due = time.monotonic() + self._summary_pause
+            self._summary_due = min(self._summary_due, due)
+        del self._backlog[place]
 
     def _check(self) -> None:
         """Asks the sink what it holds, and writes what is missing, once: a server or a proxy may
@@ -257,8 +243,7 @@ def main() -> int:
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends after its driver, which has them too
-    if sys.argv[2] == "mlflow":
-        _import_ahead("ringray.lab.tracking.mlflow_sink")
+    _import_ahead(sys.argv[2])
     with ExitStack() as stack:
         try:
             follower = _open(stack, driver)

@@ -22,11 +22,9 @@ class Sink(Protocol):
     """A service to which one sweep is written.
 
     Any call may fail, and each may be repeated: nothing is ever there twice. After a failed call
-    comes :meth:`refresh`. Only :meth:`write` is called by several threads, with different trials.
+    comes :meth:`refresh`.
     """
 
-    writers: int
-    """The number of trials that are written at a time."""
     place: Tracked
 
     def refresh(self) -> None:

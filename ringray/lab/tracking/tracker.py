@@ -1,8 +1,7 @@
 """MLflow as a projection of the store, seen from the driver.
 
-A :class:`Tracker` starts a process (:mod:`.process`) that follows the store and writes one parent
-run per sweep and one child run per ended trial. The sweep never waits for it, and no result is lost
-with it: :func:`sync` writes what is missing from the store, at any time.
+The sweep never waits for the process that writes it, and no result is lost with it: :func:`sync`
+writes what is missing from the store, at any time.
 """
 
 from __future__ import annotations
@@ -113,11 +112,8 @@ class Tracker:
         send(self._worker.connection, (seconds, min(seconds, self._patience)))
 
     def finish(self, timeout: float = FINISH_S) -> SyncState:
-        """Waits until every recorded trial is in MLflow and the parent run has ended.
-
-        After :meth:`ask_to_finish` it waits for the rest of the time given there. An outage raises
-        no error: trials still missing at the deadline are ``pending``, and :func:`sync` writes them
-        later.
+        """Waits until every recorded trial is in MLflow and the parent run has ended, or the time
+        of :meth:`ask_to_finish` is up. An outage raises no error: missing trials are ``pending``.
         """
         if self._until is None:
             self.ask_to_finish(timeout=timeout)

@@ -43,8 +43,6 @@ def page(experiment_id: str, run_id: str) -> str:
 class WandbSink:
     """One sweep as a group of runs in a project. W&B itself waits for a server that is away."""
 
-    writers = 1
-
     def __init__(
         self, store: Store, digest: str, uri: str, experiment: str, settled: Tracked | None
     ) -> None:

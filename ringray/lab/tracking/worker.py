@@ -28,7 +28,6 @@ from ringray.lab.tracking.sink import service_of
 from ringray.lab.trial.outcome import part_of_a_path
 
 REQUEST_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"  # the variable with the seconds for one call
-WRITERS = 4  # trials that are written to a server at a time
 _LOG_BYTES = 1 << 20
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -62,15 +61,14 @@ class Worker:
         variables |= dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"], "1")
         paths = [str(provenance.packages()[0].parent), os.environ.get("PYTHONPATH", "")]
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        command = [sys.executable, "-P", "-W", "ignore", "-m", module]
+        ahead = getattr(service_of(uri), "__name__", "ringray.lab.tracking.mlflow_sink")
         self.connection, its_end = Pipe()
         with its_end, self.log_path.open("ab") as log_file:
             self.process = subprocess.Popen(
                 # -P: the working directory is the user's and not a place to import from. Every
                 # user of the machine can read the arguments: they hold nothing secret.
-                [
-                    *(sys.executable, "-P", "-W", "ignore", "-m", module, str(its_end.fileno())),
-                    "other" if service_of(uri) else "mlflow",
-                ],
+                [*command, str(its_end.fileno()), ahead],
                 stdin=subprocess.DEVNULL,
                 stdout=log_file,
                 stderr=log_file,

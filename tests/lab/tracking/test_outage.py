@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from multiprocessing import Pipe
 from pathlib import Path
@@ -19,7 +18,6 @@ from tests.support.tracking_store import DIGEST, begin, outcome, trials
 class FakeMLflow:
     """A sink that refuses some keys, or everything, or every file."""
 
-    writers = 1
     place = Tracked("sqlite://", "1", "r")
 
     def __init__(self, refused: set[str], files: bool = True) -> None:
@@ -82,31 +80,6 @@ def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
     fake = FakeMLflow({f"{1:016x}"})
     state = _followed(tmp_path, fake, patience=0.3)
     assert state == SyncState(3, 1, "ValueError: refused")
-    assert fake.closed == 1
-
-
-class Crowd(FakeMLflow):
-    """Answers only when four requests are there at once; the first of each four it refuses once."""
-
-    def __init__(self) -> None:
-        super().__init__(set())
-        self.writers = 4
-        self._together = threading.Barrier(4)
-        self._refused_once = False
-
-    def write(self, recording: Kept) -> bool:
-        if self._together.wait() == 0 and not self._refused_once:
-            self._refused_once = True
-            self._together = threading.Barrier(1)  # the refused one comes alone
-            raise ConnectionError("one of four")
-        self.written.append(recording.trial.key)
-        return True
-
-
-def test_a_server_is_given_several_trials_at_once(tmp_path: Path) -> None:
-    fake = Crowd()
-    assert _followed(tmp_path, fake, patience=PATIENCE) == SyncState(4, 0, None)
-    assert sorted(fake.written) == [trial.key for trial in trials(4)]
     assert fake.closed == 1
 
 

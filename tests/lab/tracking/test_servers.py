@@ -62,8 +62,8 @@ def measured(index: int, shift: float = 0.0) -> Outcome:
 def test_a_sweep_over_http(store: Store, server: Server) -> None:
     planned = trials(24, pruned=(23,))
     begin(store, planned)
-    tracker = Tracker(store.path, DIGEST, server.uri, "quick").start()
-    tracker.wait_ready()
+    tracker = Tracker(store.path, DIGEST, server.uri, "quick", request_s=PATIENCE).start()
+    tracker.wait_ready(PATIENCE)
     for index, trial in enumerate(planned[:-1]):
         store.record(DIGEST, trial.key, measured(index))
     store.finish(DIGEST, "complete")
