@@ -121,10 +121,11 @@ def put_trials(
     for trial in trials:
         status, reason, plan = states.get(trial.key, (None, None, None))
         measured = status not in (None, "pruned")
-        prune = trial.pruned is not None and reason != trial.pruned
+        stale = status == "pruned" and reason != trial.pruned
+        prune = trial.pruned not in (None, reason)
         if measured:
             prune = trial.pruned == NOT_REQUESTED
-        if prune or (status == "pruned" and reason != trial.pruned):
+        if prune or stale:
             retire(db, sweep.digest, trial.key)
             plan = None
         row = _planned(sweep.digest, trial)
