@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.cli import main
 from ringray.lab.store import schema, snapshot
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import NOT_REQUESTED, Kept, Outcome
+from ringray.lab.trial.outcome import NOT_REQUESTED, Kept
 from tests.support import old_stores
 from tests.support.store_rows import DIGEST, ENVIRONMENT, ok, sweep, trial
 
@@ -154,12 +153,3 @@ def test_a_store_of_an_older_schema_is_taken_over(tmp_path: Path, version: int) 
         assert db.execute("PRAGMA user_version").fetchone() == (schema.NEWEST,)
         assert not db.execute("PRAGMA foreign_key_check").fetchall()
     db.close()
-
-
-def test_attempts_are_those_of_a_measurement_and_of_the_ones_before(tmp_path: Path) -> None:
-    with Store(tmp_path / "store.db") as store:
-        store.begin(sweep(), [trial(0)])
-        store.record(DIGEST, KEYS[0], Outcome("failed", "lost a rank", attempts=3, ended=1.0))
-        store.record(DIGEST, KEYS[0], replace(ok(0), attempts=2))
-        assert [kept.trial.attempts for kept in store.history(DIGEST)] == [3]
-        assert store.trials(DIGEST)[0].attempts == 5

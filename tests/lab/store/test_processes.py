@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,16 +31,39 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def _python(code: str, *arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-    )
+Start = Callable[..., "Child"]
 
 
-def test_opening_a_store_twice_keeps_its_locks(store: Store) -> None:
+class Child:
+    """A Python program with arguments."""
+
+    def __init__(self, code: str, *arguments: object) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
+        )
+        assert self.process.stdin
+        assert self.process.stdout
+        self.input, self.output = self.process.stdin, self.process.stdout
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts programs, which end with the test."""
+    with ExitStack() as stack:
+
+        def started(*arguments: Any) -> Child:
+            child = Child(*arguments)
+            stack.enter_context(child.process)
+            stack.callback(child.process.kill)
+            return child
+
+        yield started
+
+
+def test_opening_a_store_twice_keeps_its_locks(store: Store, start: Start) -> None:
     """Closing any descriptor of a file ends all locks that the process has on it; another process
     that then comes and goes would think itself alone and remove the log under the first."""
     store.begin(sweep(), [trial(0)])
@@ -47,7 +71,7 @@ def test_opening_a_store_twice_keeps_its_locks(store: Store) -> None:
     assert log.stat().st_size > 0
     with Store(store.path, create=False) as again:
         assert again.knows(DIGEST)
-    passing = _python(
+    passing = start(
         """
         import sqlite3, sys
         db = sqlite3.connect(sys.argv[1])
@@ -56,11 +80,14 @@ def test_opening_a_store_twice_keeps_its_locks(store: Store) -> None:
         """,
         store.path,
     )
-    assert passing.communicate()[0] == b"1\n"
+    assert passing.output.read() == b"1\n"
+    passing.process.wait()
     assert log.exists()
 
 
-def test_a_store_that_cannot_be_opened_for_lack_of_space_says_so(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_opened_for_lack_of_space_says_so(
+    tmp_path: Path, start: Start
+) -> None:
     """Its log and the memory that processes share would lie beside it, on the full disk."""
     path = tmp_path / "store.db"
     with Store(path) as store:
@@ -77,15 +104,15 @@ def test_a_store_that_cannot_be_opened_for_lack_of_space_says_so(tmp_path: Path)
         except PlaceError as error:
             print(error)
         """
-    said, _ = _python(full, path).communicate()
-    assert b"the disk reports an error or has no space left; free some space" in said
+    answer = start(full, path).output.read()
+    assert b"the disk reports an error or has no space left; free some space" in answer
     with Store(path, create=False) as store:
         assert len(store.trials(DIGEST)) == 1
 
 
-def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
+def test_a_killed_writer_leaves_whole_records(tmp_path: Path, start: Start) -> None:
     path = tmp_path / "store.db"
-    writer = _python(
+    writer = start(
         """
         import sys
         from ringray.lab.store.store import *
@@ -100,24 +127,22 @@ def test_a_killed_writer_leaves_whole_records(tmp_path: Path) -> None:
         """,
         path,
     )
-    assert writer.stdout
-    assert writer.stdout.readline() == b"begun\n"
+    assert writer.output.readline() == b"begun\n"
     cursor, seen = 0, []
     with Store(path, create=False) as reader:
         while len(seen) < 50:  # reads while the other writes
             rows, cursor = reader.changed_since(DIGEST, cursor)
             seen += [kept.trial for kept in rows]
-        writer.kill()
-        writer.wait()
+        writer.process.kill()
+        writer.process.wait()
         rows, _ = reader.changed_since(DIGEST, cursor)
         seen += [kept.trial for kept in rows]
         assert [row.metrics["i"] for row in seen] == list(range(len(seen)))
         assert all(row.samples == {"s": [row.index] * 9} for row in seen)
         assert reader._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    writer.stdout.close()
 
 
-def test_many_processes_make_the_same_store(tmp_path: Path) -> None:
+def test_many_processes_make_the_same_store(tmp_path: Path, start: Start) -> None:
     code = """
         import sys
         from ringray.lab.store.store import *
@@ -127,17 +152,11 @@ def test_many_processes_make_the_same_store(tmp_path: Path) -> None:
         with Store(sys.argv[1]) as store:
             store.begin(SweepInfo(sys.argv[2] * 64, "n" + sys.argv[2], "latency", {}, "", {}), [])
         """
-    makers = [_python(code, tmp_path / "store.db", index) for index in range(4)]
+    makers = [start(code, tmp_path / "store.db", index) for index in range(4)]
+    assert [maker.output.readline() for maker in makers] == [b"ready\n"] * 4
     for maker in makers:
-        assert maker.stdout
-        assert maker.stdout.readline() == b"ready\n"
-    for maker in makers:
-        assert maker.stdin
-        maker.stdin.close()  # all at the same moment
-    assert [maker.wait() for maker in makers] == [0] * 4
-    for maker in makers:
-        assert maker.stdout
-        maker.stdout.close()
+        maker.input.close()  # all at the same moment
+    assert [maker.process.wait() for maker in makers] == [0] * 4
     with Store(tmp_path / "store.db", create=False) as store:
         assert sorted(row.name for row in store.sweeps()) == [f"n{i}" for i in range(4)]
 
@@ -152,28 +171,23 @@ _HOLDER = """
     """
 
 
-def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store) -> None:
+def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store, start: Start) -> None:
     store.begin(sweep(), [trial(0)])
-    holder = _python(_HOLDER, store.path, DIGEST)
-    assert holder.stdout
-    assert holder.stdout.readline() == b"held\n"
-    try:
-        expected = f"sweep quick is being run by process {holder.pid}; .*ringray resume quick"
-        with pytest.raises(PlaceError, match=expected), store.lease(DIGEST):
-            pass
-        assert str(store.owner(DIGEST)) == f"process {holder.pid}"
-        with store.lease(OTHER), store.lease(DIGEST, role="tracker"):
-            pass
-        holder.send_signal(signal.SIGKILL)
-        time.sleep(0.1)
-        # Not waited for: a zombie has its pid still, and holds nothing.
-        with store.lease(DIGEST):
-            assert store.owner(DIGEST).pid == os.getpid()  # type: ignore[union-attr]
-        assert store.owner(DIGEST) is None
-    finally:
-        holder.kill()
-        holder.wait()
-        holder.stdout.close()
+    holder = start(_HOLDER, store.path, DIGEST)
+    assert holder.output.readline() == b"held\n"
+    pid = holder.process.pid
+    expected = f"sweep quick is being run by process {pid}; .*ringray resume quick"
+    with pytest.raises(PlaceError, match=expected), store.lease(DIGEST):
+        pass
+    assert str(store.owner(DIGEST)) == f"process {pid}"
+    with store.lease(OTHER), store.lease(DIGEST, role="tracker"):
+        pass
+    os.kill(pid, signal.SIGKILL)
+    # Not waited for: a zombie has its pid still, and holds nothing.
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    with store.lease(DIGEST):
+        assert store.owner(DIGEST).pid == os.getpid()  # type: ignore[union-attr]
+    assert store.owner(DIGEST) is None
 
 
 def _left(store: Store, host: str, pid: int = 7) -> Path:
@@ -198,7 +212,9 @@ def test_a_lease_that_was_left_is_taken_over(store: Store) -> None:
     assert re.match("process .* on far did not end this sweep; its lock is free", noted[0])
 
 
-def test_many_takers_and_lookers_never_share_a_lease(store: Store, tmp_path: Path) -> None:
+def test_many_takers_and_lookers_never_share_a_lease(
+    store: Store, tmp_path: Path, start: Start
+) -> None:
     store.begin(sweep(), [])
     code = """
         import sys, time
@@ -217,8 +233,8 @@ def test_many_takers_and_lookers_never_share_a_lease(store: Store, tmp_path: Pat
                 except PlaceError as error:
                     assert "is being run by process" in str(error), error
         """
-    takers = [_python(code, store.path, DIGEST, tmp_path / "mark") for _ in range(3)]
-    assert [taker.wait() for taker in takers] == [0, 0, 0]
+    takers = [start(code, store.path, DIGEST, tmp_path / "mark") for _ in range(3)]
+    assert [taker.process.wait() for taker in takers] == [0, 0, 0]
 
 
 def test_a_file_system_without_locks_is_refused(
@@ -248,12 +264,11 @@ def test_a_driver_that_lost_its_lease_records_no_more(store: Store) -> None:
     assert _left(store, "far").exists(), "it is the other driver's"
 
 
-def test_the_light_modules_import_nothing_heavy() -> None:
+def test_the_light_modules_import_nothing_heavy(start: Start) -> None:
     code = """
         import sys
         import ringray.base.provenance, ringray.lab.store.store, ringray.lab.tracking.tracker
         heavy = {"torch", "ray", "mlflow", "triton", "numpy", "pandas", "pydantic"}
         print(sorted(heavy & set(sys.modules)))
         """
-    child = _python(code)
-    assert child.communicate()[0] == b"[]\n"
+    assert start(code).output.read() == b"[]\n"

@@ -84,11 +84,8 @@ def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> 
     store.finish(DIGEST, "interrupted")
     newer = {**ENVIRONMENT, "kernels": "k2"}
     store.begin(sweep(environment=newer), [trial(0, "now pruned"), trial(1), trial(3)])
-    assert [(row.index, row.status) for row in store.trials(DIGEST)] == [
-        (0, "ok"),
-        (1, None),
-        (3, None),
-    ]
+    states = [(row.index, row.status) for row in store.trials(DIGEST)]
+    assert states == [(0, "ok"), (1, None), (3, None)]
     store.record(DIGEST, trial(1).key, ok(1))
     kept, new, _ = store.trials(DIGEST)
     assert (kept.environment, new.environment) == (ENVIRONMENT, newer)
@@ -105,12 +102,9 @@ def test_recording_again_replaces_and_counts_the_attempts(store: Store) -> None:
     for _ in range(2):  # the same outcome twice is the same as once
         store.record(DIGEST, trial(0).key, again)
         (row,) = store.trials(DIGEST)
-        assert (row.status, row.reason, row.metrics, row.attempts) == (
-            "ok",
-            None,
-            {"median_ms": 8.5},
-            4,
-        )
+        assert (row.status, row.reason, row.attempts) == ("ok", None, 4)
+        assert row.metrics == {"median_ms": 8.5}
+        assert [kept.trial.attempts for kept in store.history(DIGEST)] == [3]
 
 
 def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
@@ -128,8 +122,8 @@ def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
     assert [kept.trial.index for kept in rows] == [2, 0, 3, 2], "with earlier recordings"
 
 
-@pytest.mark.parametrize("status", ["done", ""])
-def test_unknown_words_are_refused(store: Store, status: str) -> None:
+def test_unknown_words_are_refused(store: Store) -> None:
+    status = "done"
     store.begin(sweep(), [trial(0)])
     with pytest.raises(ValueError, match="expected one of ok, oom"):
         store.record(DIGEST, trial(0).key, Outcome(status))  # type: ignore[arg-type]
