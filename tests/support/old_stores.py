@@ -45,17 +45,17 @@ def leave_log(path: Path, mode: str) -> None:
         else:
             db.execute("UPDATE trials SET samples = '[' || hex(zeroblob(40000)) || ']'")
         for ending in ("", *LOGS):
-            if (one := Path(f"{live}{ending}")).exists():
-                shutil.copyfile(one, f"{path}{ending}")
+            if (file := Path(f"{live}{ending}")).exists():
+                shutil.copyfile(file, f"{path}{ending}")
         if mode == "DELETE":
             db.execute("ROLLBACK")
         else:
             db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            with path.open("r+b") as file:
-                file.write(live.read_bytes()[:4096])
-    for one in path.parent.glob(f"{live.name}*"):
-        one.unlink()
-    for one in path.parent.glob(f"{path.name}*"):
-        one.chmod(0o600)
+            with path.open("r+b") as whole:
+                whole.write(live.read_bytes()[:4096])
+    for file in path.parent.glob(f"{live.name}*"):
+        file.unlink()
+    for file in path.parent.glob(f"{path.name}*"):
+        file.chmod(0o600)
     digest = "0" * 12
     path.with_name(f".{path.name}.{digest}.driver.lock").write_text("1 elsewhere 1.5\n")

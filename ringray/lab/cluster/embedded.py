@@ -107,12 +107,12 @@ def _once(seconds: float) -> Iterator[Servers]:
             yield servers
         finally:
             with signals.blocked():
-                left = locks.families(servers.names)  # before they lose their parents
+                processes = locks.families(servers.names)  # before they lose their parents
                 ray_private.kill_without_grace()
                 with contextlib.suppress(TimeoutError):
                     within(END_S, f"the end of {NAME}", ray.shutdown)
                 ended.set()
-                servers.folder.clear(left)
+                servers.folder.clear(processes)
 
 
 def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:

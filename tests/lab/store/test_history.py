@@ -33,7 +33,7 @@ def _twice(path: Path) -> None:
 
 
 def _all(store: Store) -> set[tuple[str, float | None]]:
-    rows = [*store.trials(DIGEST), *(kept.trial for kept in store.history(DIGEST))]
+    rows = [*store.trials(DIGEST), *(recording.trial for recording in store.history(DIGEST))]
     return {(row.key, row.metrics.get("median_ms")) for row in rows if row.status}
 
 
@@ -47,11 +47,11 @@ def test_what_was_measured_before_is_kept(tmp_path: Path) -> None:
     with Store(tmp_path / "store.db") as store:
         assert [row.metrics["median_ms"] for row in store.trials(DIGEST)] == [11.5, 12.5, 3.5]
         earlier = store.history(DIGEST)
-        assert [(kept.seq, kept.trial.metrics["median_ms"]) for kept in earlier] == [
+        assert [(recording.seq, recording.trial.metrics["median_ms"]) for recording in earlier] == [
             (1, 1.5),
             (2, 2.5),
         ]
-        assert [kept.trial.environment for kept in earlier] == [ENVIRONMENT] * 2
+        assert [recording.trial.environment for recording in earlier] == [ENVIRONMENT] * 2
         assert earlier[0].trial.samples == {"ms": [1.0, 2.0]}
         # Told twice, as after an answer that was lost, it is one measurement.
         store.record(DIGEST, KEYS[0], ok(10, started=20.0))
@@ -68,7 +68,7 @@ def test_an_earlier_measurement_becomes_current_again(tmp_path: Path) -> None:
             store.begin(sweep(), [trial(index) for index in range(3)], {KEYS[0]: seq})
             assert store.trials(DIGEST)[0].metrics == {"median_ms": current}
             rows, cursor = store.changed_since(DIGEST, cursor)
-            assert [kept.trial.metrics["median_ms"] for kept in rows][-1:] == [current]
+            assert [recording.trial.metrics["median_ms"] for recording in rows][-1:] == [current]
             assert len(rows) == 1
             assert _all(store) == ALL
         assert store.trials(DIGEST)[1].metrics == {"median_ms": 12.5}
@@ -100,7 +100,7 @@ def test_what_comes_from_elsewhere_is_joined(tmp_path: Path) -> None:
             assert second.restore(sweep(), 0.0, theirs, first.history(DIGEST)) == added
             assert second.trials(DIGEST)[0].metrics == {"median_ms": 71.5}
             assert _all(second) == ALL | {(KEYS[0], 71.5)}
-        numbers = [kept.seq for kept in second.history(DIGEST)]
+        numbers = [recording.seq for recording in second.history(DIGEST)]
         assert len({*numbers, second.sequence(DIGEST, KEYS[0])}) == len(numbers) + 1
 
 
@@ -144,7 +144,9 @@ def test_a_store_of_an_older_schema_is_taken_over(tmp_path: Path, version: int) 
         assert [row.attempts for row in (first, second, third)] == [2, 1, 3]
         assert (first.metrics, first.samples) == ({"median_ms": 11.0}, {"ms": [1.0, 2.0]})
         assert (third.reason, {row.status for row in others}) == ("it broke", {None, "pruned"})
-        earlier = [kept.trial.metrics["median_ms"] for kept in store.history(sweep.digest)]
+        earlier = [
+            recording.trial.metrics["median_ms"] for recording in store.history(sweep.digest)
+        ]
         assert earlier == ([12.34] if version == 3 else [])
         assert (store.tracked(sweep.digest) is None, len(store.identity)) == (version == 1, 32)
         store.record(sweep.digest, first.key, ok(10, started=20.0))

@@ -132,11 +132,11 @@ def test_a_killed_writer_leaves_whole_records(tmp_path: Path, start: Start) -> N
     with Store(path, create=False) as reader:
         while len(seen) < 50:  # reads while the other writes
             rows, cursor = reader.changed_since(DIGEST, cursor)
-            seen += [kept.trial for kept in rows]
+            seen += [recording.trial for recording in rows]
         writer.process.kill()
         writer.process.wait()
         rows, _ = reader.changed_since(DIGEST, cursor)
-        seen += [kept.trial for kept in rows]
+        seen += [recording.trial for recording in rows]
         assert [row.metrics["i"] for row in seen] == list(range(len(seen)))
         assert all(row.samples == {"s": [row.index] * 9} for row in seen)
         assert reader._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)

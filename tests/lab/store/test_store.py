@@ -87,8 +87,8 @@ def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> 
     states = [(row.index, row.status) for row in store.trials(DIGEST)]
     assert states == [(0, "ok"), (1, None), (3, None)]
     store.record(DIGEST, trial(1).key, ok(1))
-    kept, new, _ = store.trials(DIGEST)
-    assert (kept.environment, new.environment) == (ENVIRONMENT, newer)
+    older, new, _ = store.trials(DIGEST)
+    assert (older.environment, new.environment) == (ENVIRONMENT, newer)
     assert store.find("quick").environment == newer
     assert store.find("quick").status == "running"
     store.begin(sweep(environment=newer), [trial(3)])
@@ -104,7 +104,7 @@ def test_recording_again_replaces_and_counts_the_attempts(store: Store) -> None:
         (row,) = store.trials(DIGEST)
         assert (row.status, row.reason, row.attempts) == ("ok", None, 4)
         assert row.metrics == {"median_ms": 8.5}
-        assert [kept.trial.attempts for kept in store.history(DIGEST)] == [3]
+        assert [recording.trial.attempts for recording in store.history(DIGEST)] == [3]
 
 
 def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
@@ -116,10 +116,10 @@ def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
         store.record(DIGEST, trial(index).key, ok(index, started=float(len(seen))))
         store.record(OTHER, trial(0).key, ok(0))
         rows, cursor = store.changed_since(DIGEST, cursor)
-        seen += [kept.trial.index for kept in rows]
+        seen += [recording.trial.index for recording in rows]
     assert seen == [2, 0, 3, 2]
     rows, _ = store.changed_since(DIGEST, 0)
-    assert [kept.trial.index for kept in rows] == [2, 0, 3, 2], "with earlier recordings"
+    assert [recording.trial.index for recording in rows] == [2, 0, 3, 2], "with earlier recordings"
 
 
 def test_unknown_words_are_refused(store: Store) -> None:
