@@ -19,7 +19,7 @@ from tests.support.prometheus import expressions
 if TYPE_CHECKING:
     from tests.support.prometheus import Prometheus
 
-pytestmark = [pytest.mark.slow, pytest.mark.prometheus]
+pytestmark = [pytest.mark.slow, prometheus.needed]
 
 # Ray reports every 10 s; a gauge ends after two reports.
 OFTEN = {"RAY_metrics_report_interval_ms": "2000"}

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import yaml
 
 from tests.support import place as drive
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CONFIG = REPOSITORY / "cluster" / "prometheus.yaml"
 BOARD = REPOSITORY / "cluster" / "grafana" / "dashboards" / "ringray.json"
+needed = pytest.mark.prometheus
 
 
 def expressions() -> dict[str, str]:
