@@ -145,7 +145,7 @@ class Sweep:
         of.mend()
         self._check(of, recorded, json_path)
         of.check_beside()
-        of.head.check_nothing_is_held(patience=30.0)
+        of.head.check_nothing_is_held()
 
     def _start(self, of: World, *arguments: object) -> subprocess.Popen[str]:
         self.starts += 1

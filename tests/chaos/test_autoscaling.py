@@ -183,7 +183,7 @@ def test_ctrl_c_while_nodes_start_leaves_no_wish_for_them(place: Growing) -> Non
     os.killpg(sweep.pid, signal.SIGINT)
     done = place.end(sweep)
     assert done.code == 130, done.out + done.err
-    assert done.err == ""
+    assert done.errors == []
     assert place.waiting() == 0
     # What was on its way may still come, and goes.
     wait_until("all nodes are gone", lambda: place.nodes() == 0)

@@ -37,7 +37,7 @@ def test_a_trial_that_does_not_end_is_a_result(place: Place) -> None:
     driver = begun(place, text)
     since = time.time()
     sabotage.strike(place)
-    done = place.end(driver, 90)
+    done = place.end(driver)
     assert done.code == 1, done.out + done.err
     rows = place.trials("endless")
     assert sorted(row.status or "" for row in rows) == ["ok"] * (REPLICAS - 1) + ["timeout"]
@@ -120,7 +120,7 @@ def test_one_rank_fails_inside_a_pass(place: Place, body: str, status: str, kind
     driver = begun(place, tiny("inside", size=3, replicas=REPLICAS, repeats=40))
     since = time.time()
     sabotage.strike(place)
-    done = place.end(driver, 90)
+    done = place.end(driver)
     assert done.code == (0 if status == "oom" else 1), done.out + done.err
     rows = place.trials("inside")
     assert sorted(row.status or "" for row in rows) == sorted(["ok"] * (REPLICAS - 1) + [status])

@@ -123,7 +123,7 @@ def test_detached_attached_and_stopped(head: Head) -> None:
     left = head.place.end(leaver)
     assert left.code == 130, left.err
     assert "continues" in left.out
-    assert left.err == ""
+    assert left.errors == []
     stopped = head.place.run("stop", "stopped", "--address", head.url)
     assert stopped.code == 0, stopped.err
     done = head.place.end(follower)
@@ -178,7 +178,7 @@ def test_who_is_not_let_in(head: Head, tmp_path: Path) -> None:
             done = head.place.run("run", spec, "--address", head.address)
             assert done.code == 2
             assert said in done.err
-            assert len(done.err.splitlines()) == 1, done.err
+            assert len(done.errors) == 1, done.err
             assert "starting" not in done.out
     finally:
         head.place.variables = right

@@ -39,7 +39,7 @@ def test_a_killed_rank_costs_one_try(place: Place) -> None:
     old[2].kill()
     done = place.end(driver)
     assert done.code == 0, done.out + done.err
-    assert done.err == ""
+    assert done.errors == []
     rows = place.trials("faulty")
     assert [row.status for row in rows] == ["ok"] * REPLICAS
     # A second fault can follow from the first only if a new ring formed with ranks of the old one.
@@ -111,7 +111,7 @@ def test_a_signal_ends_it_in_order(
     send(driver.pid, number)
     done = place.end(driver)
     assert done.code == 130, done.out + done.err
-    assert done.err == ""
+    assert done.errors == []
     assert "continue with: ringray resume faulty" in done.out
     (sweep,) = place.sweeps()
     assert sweep.status == "interrupted"
@@ -129,7 +129,6 @@ def test_a_killed_driver_leaves_nothing(place: Place) -> None:
     place.end(driver)
     # Ray's agents take 60 s to believe that their GCS is dead; ranks and tracker must not.
     place.check_nothing_is_left(but=("ray::DashboardAgent", "ray::RuntimeEnvAgent"))
-    place.check_nothing_is_left()
     (parent,), children = place.mlflow("faulty")
     assert parent.info.status == "KILLED"
     assert len(children) == sum(row.status == "ok" for row in place.trials("faulty"))

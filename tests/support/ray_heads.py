@@ -109,11 +109,9 @@ class Head:
             "groups": sum(group["state"] != "REMOVED" for group in groups),
         }
 
-    def check_nothing_is_held(self, patience: float = 15.0) -> None:
-        """Fails when a ring outlives its job by ``patience`` seconds."""
-        drive.wait_until(
-            "nothing is held", lambda: not any(self.held().values()), patience=patience
-        )
+    def check_nothing_is_held(self) -> None:
+        """Fails when a ring outlives its job."""
+        drive.wait_until("nothing is held", lambda: not any(self.held().values()))
 
     def end(self) -> None:
         """Ends the nodes, workers before their head; by pid."""

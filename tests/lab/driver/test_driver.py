@@ -69,7 +69,7 @@ def swept(place: Place) -> Swept:
 
 def test_a_sweep_ends_well(swept: Swept) -> None:
     assert swept.first.code == 0, swept.first.err
-    assert swept.first.err == ""
+    assert swept.first.errors == []
     out = swept.first.out
     for size in (1, 2, 3):
         assert f"ring{size}  ok" in out
