@@ -20,7 +20,9 @@ UV_PIP = $(BIN)/uv pip install -q --python $(BIN)/python
 # pip installs torch where it is configured for a machine's own builds, which uv does not know.
 TORCH_BY := pip
 INSTALL_TORCH = --no-build-isolation torch -e . -c $(VENV)/constraints.txt
-PYTEST = $(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Examples of hypothesis are the same ones each time, too.
+PYTEST = $(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile \
+  --no-loadscope-reorder --hypothesis-profile=ci
 # Tests that every commit runs, by their marks, and how many there are at least.
 QUICK = -m "not slow and not chaos and not exhaustive and not gpu"
 LONG = -m "(slow or chaos) and not exhaustive and not gpu"
