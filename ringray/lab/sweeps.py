@@ -11,9 +11,9 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypedDict, Unpack
 
 from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
@@ -59,69 +59,53 @@ class InterruptedSweep(KeyboardInterrupt):
         self.summary = summary
 
 
-@dataclass(frozen=True)
-class _Settings:
-    """The arguments that all functions which measure have."""
+class Settings(TypedDict, total=False):
+    """Arguments of all functions that measure; by default none is given."""
 
+    #: The store file.
     store: str | os.PathLike[str] | None
+
+    #: A Ray cluster; without one RAY_ADDRESS, else a local Ray that ends with the call.
     address: str | None
+
+    #: Measures also points that their prediction rules out.
     everything: bool
+
+    #: False writes nothing to MLflow; True does, if the spec does not say otherwise.
     tracking: bool
+
+    #: A file to which a line of JSON is appended for each trial that ends; - is stdout.
     json: str | None
+
+    #: Where progress is shown, ``sys.stdout`` for example; without one nowhere.
     view: TextIO | None
-    again: bool = False
 
 
 def run(
-    spec: Source,
-    *,
-    changes: Sequence[str] = (),
-    store: str | os.PathLike[str] | None = None,
-    address: str | None = None,
-    everything: bool = False,
-    again: bool = False,
-    tracking: bool = True,
-    json: str | None = None,
-    view: TextIO | None = None,
+    spec: Source, *, changes: Sequence[str] = (), again: bool = False, **settings: Unpack[Settings]
 ) -> Summary:
     """Measures the trials of a spec that have no result in the store, and returns how they ended.
 
     Args:
         spec: the path of a YAML file, the text of one (which has several lines), or its data.
         changes: fields with another value, as ``--set`` takes them: ``problem.seq_len=64k``.
-        store: the store file; by default ``$RINGRAY_HOME/store.db``.
-        address: a Ray cluster; by default RAY_ADDRESS, else a local Ray that ends with the call.
-        everything: measures also points that their prediction rules out.
         again: measures every trial once more.
-        tracking: writes to MLflow, if the spec does not say otherwise.
-        json: a file to which a line of JSON is appended for each trial that ends; - is stdout.
-        view: where progress is shown, ``sys.stdout`` for example; by default nowhere.
+        settings: see :class:`Settings`.
 
     Raises:
         SpecError: the spec is wrong. Of others, PlaceError: a store, MLflow or Ray cannot be used.
         KeyboardInterrupt: it was interrupted and ended in order; the same call continues it.
     """
-    settings = _Settings(store, address, everything, tracking, json, view, again)
     plan = _planned(_read(spec, changes), settings)
-    with open_store(_name(store), create=True) as opened:
-        return _measure(plan, opened, settings, _view(view))
+    with open_store(_name(settings), create=True) as opened:
+        return _measure(plan, opened, settings, again)
 
 
 def tune(
-    spec: Source,
-    *,
-    changes: Sequence[str] = (),
-    store: str | os.PathLike[str] | None = None,
-    address: str | None = None,
-    everything: bool = False,
-    again: bool = False,
-    tracking: bool = True,
-    json: str | None = None,
-    view: TextIO | None = None,
+    spec: Source, *, changes: Sequence[str] = (), again: bool = False, **settings: Unpack[Settings]
 ) -> Summary:
     """Runs a tuning spec, and keeps the best point of each problem for later calls; arguments and
     errors as of :func:`run`."""
-    settings = _Settings(store, address, everything, tracking, json, view, again)
     plan = _planned(_read(spec, changes), settings)
     if not plan.spec.trial_kind.tunes:
         tuning = ", ".join(name for name, kind in KINDS.items() if kind.tunes)
@@ -130,21 +114,16 @@ def tune(
             f"got {plan.spec.kind!r}, expected one of {tuning} to be tuned; "
             "`ringray run` measures the others",
         )
-    with open_store(_name(store), create=True) as opened:
-        return _search(plan, opened, settings, _view(view))
+    with open_store(_name(settings), create=True) as opened:
+        return _search(plan, opened, settings, again)
 
 
 def resume(
     sweep: str,
     *,
     changes: Sequence[str] = (),
-    store: str | os.PathLike[str] | None = None,
-    address: str | None = None,
-    everything: bool = False,
-    tracking: bool = True,
-    json: str | None = None,
-    view: TextIO | None = None,
     from_mlflow: bool = False,
+    **settings: Unpack[Settings],
 ) -> Summary:
     """Measures the missing trials of a sweep in the store; of a search, keeps the best points.
 
@@ -155,14 +134,12 @@ def resume(
 
     The other arguments and the errors are those of :func:`run`.
     """
-    settings = _Settings(store, address, everything, tracking, json, view)
-    screen = _view(view)
-    with open_store(_name(store), create=from_mlflow) as opened:
+    with open_store(_name(settings), create=from_mlflow) as opened:
         if from_mlflow:
-            sweep = _restore(opened, sweep, screen)
+            sweep = _restore(opened, sweep, _view(settings))
         plan = _planned(stored_spec(opened.find(sweep), changes), settings)
         follow = _search if plan.spec.trial_kind.tunes else _measure
-        return follow(plan, opened, settings, screen)
+        return follow(plan, opened, settings)
 
 
 def results(
@@ -185,7 +162,7 @@ def results(
     """
     import pandas as pd
 
-    with open_store(_name(store), readonly=True) as opened:
+    with open_store(_name({"store": store}), readonly=True) as opened:
         record = as_it_stands(opened, opened.find(sweep))
         rows = opened.trials(record.digest)
         earlier = [entry.trial for entry in opened.history(record.digest)] if history else []
@@ -201,7 +178,7 @@ def results(
 def watch(sweep: str, view: TextIO, store: str | os.PathLike[str] | None = None) -> Replay:
     """Shows a sweep while another process runs it; returns it when it is over."""
     replay = Replay(live.view(view))
-    with open_store(_name(store), readonly=True) as opened, closing(replay.view):
+    with open_store(_name({"store": store}), readonly=True) as opened, closing(replay.view):
         for line in Feed(opened, opened.find(sweep).digest).events():
             replay.take(line)
     return replay
@@ -289,12 +266,13 @@ class Replay:
         self.view.take(event)
 
 
-def _name(store: str | os.PathLike[str] | None) -> str | None:
+def _name(settings: Settings) -> str | None:
+    store = settings.get("store")
     return None if store is None else os.fspath(store)
 
 
-def _view(file: TextIO | None) -> live.View:
-    return live.view(file or io.StringIO())
+def _view(settings: Settings) -> live.View:
+    return live.view(settings.get("view") or io.StringIO())
 
 
 def _read(spec: Source, changes: Sequence[str]) -> specs.Spec:
@@ -305,41 +283,39 @@ def _read(spec: Source, changes: Sequence[str]) -> specs.Spec:
     return specs.load(os.fspath(spec), changes)
 
 
-def _planned(spec: specs.Spec, settings: _Settings) -> Plan:
+def _planned(spec: specs.Spec, settings: Settings) -> Plan:
     """Plans a spec for the Ray on which it is measured."""
     from ringray.lab.cluster import connect
 
-    here = connect.target(settings.address) == "local"
+    here = connect.target(settings.get("address")) == "local"
     memory = provenance.memory_bytes() if here else None
-    seen = past_trials(_name(settings.store), spec.digest)
-    return build(spec, everything=settings.everything, machine=memory, seen=seen)
+    seen = past_trials(_name(settings), spec.digest)
+    return build(spec, everything=settings.get("everything", False), machine=memory, seen=seen)
 
 
-def _measure(plan: Plan, store: Store, settings: _Settings, view: live.View) -> Summary:
+def _measure(plan: Plan, store: Store, settings: Settings, again: bool = False) -> Summary:
     """Runs a plan; raises InterruptedSweep."""
     from ringray.lab.driver import run as driver  # with ray
+
+    view = _view(settings)
 
     def note(text: str) -> None:
         view.take(Note(text))
 
-    asked = listeners(plan, store, note, json=settings.json, tracking=settings.tracking)
-    summary = driver.run(
-        plan,
-        store=store,
-        listeners=[*asked, view],
-        address=settings.address,
-        again=settings.again,
-    )
+    json, tracking = settings.get("json"), settings.get("tracking", True)
+    followers = [*listeners(plan, store, note, json=json, tracking=tracking), view]
+    address = settings.get("address")
+    summary = driver.run(plan, store=store, listeners=followers, address=address, again=again)
     if summary.interrupted:
         raise InterruptedSweep(summary)
     return summary
 
 
-def _search(plan: Plan, store: Store, settings: _Settings, view: live.View) -> Summary:
+def _search(plan: Plan, store: Store, settings: Settings, again: bool = False) -> Summary:
     """Runs a tuning plan and keeps the best point of each problem."""
     tuned.table()  # reports a broken table before hours of measuring
-    summary = _measure(plan, store, settings, view)
-    trials = store.trials(plan.digest)
+    summary = _measure(plan, store, settings, again)
+    trials = summary.trials
     cores = provenance.hardware()["cores"]
     choices, compared = entries(plan, trials, cores), study_results(plan, trials)
     by_key = {row.key: row for row in trials}

@@ -1,18 +1,13 @@
 """Views of a running sweep: a table that is redrawn on a terminal, plain lines elsewhere.
 
-The table is drawn at most ``REFRESH_HZ`` times a
-second on events and once a second between them, because it runs on the cores that are being
-measured. Plain lines say every ``QUIET_S`` seconds what is being measured.
+The table is drawn once a second, because it runs on the cores that are being measured. Plain lines
+say every ``QUIET_S`` seconds what is being measured.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TextIO
 
@@ -25,7 +20,6 @@ from rich.text import Text
 
 from ringray.base import units
 from ringray.base.redaction import shown
-from ringray.base.signals import leave_to_main
 from ringray.lab.driver.events import (
     Event,
     Note,
@@ -42,8 +36,7 @@ from ringray.lab.report.tables import STYLES, bare_table, console, fit, heading,
 from ringray.lab.trial.metrics import Metric, columns
 from ringray.lab.trial.outcome import NOT_REQUESTED, Outcome, TrialRow
 
-REFRESH_HZ = 4.0
-SIGN_S = 1.0  # time after which the table is drawn without an event, seconds
+REFRESH_HZ = 1.0
 QUIET_S = 30.0  # longest silence of the plain lines while a trial runs, seconds
 _BAR = 10  # width of a bar, cells
 _BAR_WIDTH = 80  # least width of a terminal that gets bars, cells
@@ -63,15 +56,18 @@ def view(file: TextIO) -> View:
     return PlainLines(file)
 
 
-class View(ABC):
+class View:
     """A listener that shows a sweep."""
 
     board: Board  # from the start of the sweep on
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # timers draw, too
+        self._lock = threading.RLock()  # other threads draw, too
 
     def take(self, event: Event) -> None:
+        if isinstance(event, SweepEnded):
+            self.close()  # which may wait for a drawing
+            return
         with self._lock:
             match event:
                 case SweepStarted(plan=plan, done=done, ago=ago):
@@ -85,21 +81,21 @@ class View(ABC):
                     self._ended(trial, outcome)
                 case Note(text):
                     self._note(text)
-                case SweepEnded():
-                    self.close()
 
-    @abstractmethod
     def close(self) -> None:
         """Ends the view, also after an error; the summary follows it."""
 
-    @abstractmethod
-    def _begin(self, plan: Plan) -> None: ...
-    @abstractmethod
-    def _started(self, trial: Trial, attempt: int) -> None: ...
-    @abstractmethod
-    def _ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None: ...
-    @abstractmethod
-    def _note(self, text: str) -> None: ...
+    def _begin(self, plan: Plan) -> None:
+        """Shows the plan, before the first trial."""
+
+    def _started(self, trial: Trial, attempt: int) -> None:
+        """Shows that a trial has started, unless the board does."""
+
+    def _ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
+        """Shows that a trial has ended, likewise."""
+
+    def _note(self, text: str) -> None:
+        """Shows a line of text."""
 
 
 class PlainLines(View):
@@ -167,75 +163,38 @@ class PlainLines(View):
 
 
 class LiveTable(View):
-    """One table, redrawn in place."""
+    """One table, redrawn in place once a second."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
-        self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._drawn = 0.0
-        self._timer: threading.Timer | None = None
+        self._live: Live | None = None  # from the start of the sweep to its end
 
     def _begin(self, plan: Plan) -> None:
         for line in words.warnings(plan):
             self._note(line)
+        self._live = Live(
+            console=self._console,
+            refresh_per_second=REFRESH_HZ,
+            transient=True,
+            get_renderable=self._render,
+        )
         self._live.start()
-        self._changed()
-
-    def _started(self, trial: Trial, attempt: int) -> None:
-        self._changed()
-
-    def _ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
-        # The next trial usually starts at once; one drawing shows both.
-        self._changed(1 / REFRESH_HZ)
 
     def _note(self, text: str) -> None:
-        if not self._live.is_started:
+        if self._live is None:
             self._console.print(shown(text), style="bright_black", markup=False)
-            return
-        self.board.note = shown(text)
-        self._changed()
+        else:
+            self.board.note = shown(text)
+
+    def _render(self) -> RenderableType:
+        with self._lock:
+            return render(self.board, max(3, self._console.height - _AROUND), self._console)
 
     def close(self) -> None:
-        with self._lock:
-            self._cancel()
-            if self._live.is_started:
-                self._live.stop()
-
-    def _changed(self, wait: float = 0.0) -> None:
-        """Draws after ``wait`` seconds or as soon as the rate allows, so that a long trial does not
-        hide a change."""
-        self._cancel()
-        wait = max(wait, self._drawn + 1 / REFRESH_HZ - time.monotonic())
-        if wait <= 0:
-            self._draw()
-            return
-        self._timer = threading.Timer(wait, self._draw_aside)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _draw_aside(self) -> None:
-        """Draws in a thread of the lowest priority, so that ranks come first."""
-        if threading.current_thread() is not threading.main_thread():
-            leave_to_main()
-            with suppress(OSError, AttributeError):  # Linux has priorities of threads
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
-        self._draw()
-
-    def _draw(self) -> None:
-        with self._lock:
-            self._cancel()
-            if not self._live.is_started:
-                return
-            self._drawn = time.monotonic()
-            rows = max(3, self._console.height - _AROUND)
-            self._live.update(render(self.board, rows, self._console), refresh=True)
-            self._changed(SIGN_S)  # the time of what runs moves
+        view, self._live = self._live, None
+        if view is not None:
+            view.stop()
 
 
 def render(board: Board, rows: int, to: Console) -> RenderableType:

@@ -134,10 +134,3 @@ def test_ranks_measure_cuts_side_by_side_and_rings_take_the_best(place: Place) -
     assert taken.code == 0, taken.err
     chosen = lines(place.home / "taken.jsonl")[0]["environment"]["chosen"]
     assert chosen["blocks"] == entry.choice["blocks"]
-
-
-def test_only_tuning_kinds_are_tuned(place: Place) -> None:
-    done = place.run("tune", place.spec(TAKE))
-    assert done.code == 2
-    assert "expected one of strategy-tune" in done.err
-    assert not (place.home / "store.db").exists()

@@ -6,7 +6,6 @@ import io
 import re
 import threading
 import time
-from typing import Any
 
 import pytest
 
@@ -138,58 +137,10 @@ def test_correctness_shows_errors() -> None:
     assert "vs " not in text
 
 
-def test_little_is_drawn_while_a_trial_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn once a second and on events, at most at the rate; what came too soon is drawn once,
-    later."""
-    clock = [100.0]
-    timers: list[Any] = []
-
-    class Timer:
-        def __init__(self, seconds: float, action: Any) -> None:
-            self.seconds, self.action, self.cancelled = seconds, action, False
-            timers.append(self)
-
-        def start(self) -> None:
-            pass
-
-        def cancel(self) -> None:
-            self.cancelled = True
-
-    monkeypatch.setattr(threading, "Timer", Timer)
-    monkeypatch.setattr(live.time, "monotonic", lambda: clock[0])
-    drawn: list[str] = []
-    view = live.LiveTable(console())
-    monkeypatch.setattr(view._live, "update", lambda *_, **__: drawn.append("now"))
-    made = planned()
-    view.take(SweepStarted(made, INFO, {}))
-    assert len(drawn) == 1
-    view.take(TrialStarted(made.trials[0], 1))
-    assert len(drawn) == 1
-    assert timers[-1].seconds == pytest.approx(0.25)
-    clock[0] += 0.25
-    timers[-1].action()
-    assert len(drawn) == 2
-    clock[0] += 60  # a long trial: the time moves, as the timer says
-    assert timers[-1].seconds == 1.0
-    assert all(timer.cancelled or timer is timers[-1] for timer in timers)
-    view.take(TrialEnded(made.trials[0], outcome()))
-    assert len(drawn) == 2
-    clock[0] += 0.01
-    view.take(TrialStarted(made.trials[1], 1))
-    assert len(drawn) == 3
-    assert timers[-1].seconds == 1.0
-    assert all(timer.cancelled or timer is timers[-1] for timer in timers)
-    view.close()
-    assert timers[-1].cancelled
-    assert not view._live.is_started
-
-
 def test_a_terminal_gets_a_table_and_is_left_clean() -> None:
     to = console()
     view = live.LiveTable(to)
     follow(view, planned(), 16, {})
-    assert not view._live.is_started
-    assert view._timer is None
     written = to.file.getvalue()  # type: ignore[attr-defined]
     assert written.rfind("\x1b[?25h") > written.rfind("\x1b[?25l")  # the cursor is back
 
@@ -212,7 +163,7 @@ def test_plain_lines_say_what_runs_in_silence(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_live_table_moves_while_a_trial_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "SIGN_S", 0.02)
+    monkeypatch.setattr(live, "REFRESH_HZ", 50)
     made, drawn = planned(), threading.Semaphore(0)
     monkeypatch.setattr(live, "render", lambda *_: drawn.release() or "")
     view = live.LiveTable(console())
