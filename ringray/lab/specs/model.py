@@ -317,6 +317,10 @@ class LimitsSection(Fields):
     place_timeout: Annotated[float, duration(1, 86400)] = 600.0
     """Longest wait of a ring for its place, in seconds: until other work on the cluster ends or
     nodes start. It does not run while nodes boot."""
+    gpu_hours: Annotated[float | None, or_null(CAP, "no limit")] = None
+    """Hours of GPUs, or of CPU ranks, for all trials of the sweep: the size of each ring times the
+    time from its trial's begin to its end, attempts and earlier runs included. The sweep stops
+    before the trial that would exceed them by its prediction."""
 
 
 class TrackingSection(Fields):

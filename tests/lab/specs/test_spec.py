@@ -32,6 +32,7 @@ def test_defaults_and_with_them_the_names_of_sweeps_stay() -> None:
     canonical = spec.canonical()
     assert canonical["limits"] == {
         "trial_timeout": None, "retries": 2, "rank_memory": None, "place_timeout": 600.0,
+        "gpu_hours": None,
     }  # fmt: skip
     assert canonical["tracking"] == {
         "to": "mlflow", "experiment": "least", "uri": None, "enabled": True,
