@@ -52,7 +52,7 @@ def test_ranges_of_keys_are_one_attention(
     ranges = decode._ranges(700, torch.empty(1, 4, 4, 16))
     assert ranges == 1 if threads == 1 else ranges > 3
     cases = [(1, None), (3, 300), (2, None), (1, 650), (40, 500)]
-    for tokens, window in cases[: 2 if backend == "triton" else None]:  # it is interpreted
+    for tokens, window in cases[: 1 if backend == "triton" else None]:  # it is interpreted
         out = ringray.ring_decode(q[:, :, -tokens:], cache, window=window, backend=backend)
         seen = testing.visible(701, causal=True, window=window)[-tokens:]
         want = testing.oracle(q[:, :, -tokens:], k, v, None, seen, scale=16**-0.5).out
