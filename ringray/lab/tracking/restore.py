@@ -73,7 +73,6 @@ def _from_mlflow(uri: str | None, timeout: float, call: Callable[[MlflowClient, 
     if service_of(resolved):
         raise UserError(f"{resolved} is not MLflow, from which alone a sweep can be read back")
     check(resolved, UNHURRIED_S)
-    os.environ |= environment(resolved, UNHURRIED_S)
 
     def attempt() -> _T:
         # Imported here: it takes seconds, and nothing else in this process needs it.
@@ -86,11 +85,16 @@ def _from_mlflow(uri: str | None, timeout: float, call: Callable[[MlflowClient, 
         except Exception as error:
             raise UserError(brief(error)) from error
 
+    before = dict(os.environ)
+    os.environ.update(environment(resolved, UNHURRIED_S))
     try:
         with warnings.catch_warnings(action="ignore"):
             return within(timeout, "MLflow", attempt)
     except TimeoutError:
         raise cannot_be_used(resolved, "it gave no answer") from None
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def read_run(client: MlflowClient, run: str) -> tuple[SweepInfo, list[TrialRow]]:

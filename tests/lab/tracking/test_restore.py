@@ -203,11 +203,12 @@ def test_what_is_not_there_is_said(measured: Store, tmp_path: Path) -> None:
     assert _rebuilt(path, "quick").added == 7
 
 
-def test_by_address(measured: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.environ", dict(os.environ))
+def test_by_address(measured: Store, tmp_path: Path) -> None:
+    before = dict(os.environ)
     path = tmp_path / "new.db"
     Store(path).close()
     assert restore(path, "quick", None) == Restored(DIGEST, "quick", 7, 0, 1)
     assert fetched(_parent()) == read_run(client(), _parent())
     with pytest.raises(UserError, match="not found"):
         fetched("0" * 32)
+    assert dict(os.environ) == before
