@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -174,17 +172,3 @@ def test_rings_side_by_side_outlive_two_preempted_nodes(place: Growing) -> None:
     assert met == ["node-preempted"] * 2, met
     assert done.out.count("waiting for nodes: ") > 0
     wait_until("all nodes are gone", lambda: place.nodes() == 0)
-
-
-@pytest.mark.exhaustive
-def test_ctrl_c_while_nodes_start_leaves_no_wish_for_them(place: Growing) -> None:
-    sweep = place.start("run", place.spec(tiny("hasty", size=4, replicas=2)))
-    wait_until("its placement group waits", lambda: place.waiting() == 1)
-    os.killpg(sweep.pid, signal.SIGINT)
-    done = place.end(sweep)
-    assert done.code == 130, done.out + done.err
-    assert done.errors == []
-    assert place.waiting() == 0
-    # What was on its way may still come, and goes.
-    wait_until("all nodes are gone", lambda: place.nodes() == 0)
-    assert place.ranks() == []

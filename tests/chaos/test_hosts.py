@@ -204,28 +204,3 @@ def test_a_host_stays_away(place: Place, hosts: Hosts) -> None:
     assert [row.status for row in rows] == ["ok"] * 8
     assert before.items() <= {row.key: row.metrics for row in rows}.items(), "measured again"
     head.check_nothing_is_held()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.tc
-@pytest.mark.parametrize("hosts", [4], indirect=True)
-def test_two_rings_beside_each_other_when_one_loses_a_host(place: Place, hosts: Hosts) -> None:
-    """The other ring measures on; when it has no more work, the lost one gets its hosts."""
-    head, there = hosts
-    text = apart("two", 2, replicas=16)
-    text = text.replace("concurrent: null", "concurrent: null, idle_release: 10m")
-    driver = begun(place, text, "--address", head.address)
-    drive.wait_until("two rings", lambda: len(place.ranks()) == 4)
-    cut = next(one for one in there if one.runs(place.ranks()[-1].pid))
-    cut.cut()
-    done = place.end(driver)
-    assert done.code == 0, done.out + done.err
-    rows = place.trials("two")
-    assert [row.status for row in rows] == ["ok"] * 16
-    (struck,) = [row for row in rows if row.attempts > 1]
-    (fault,) = faults(struck)
-    assert fault["node"].startswith(cut.address), fault
-    began, last = struck.started or 0, struck.ended or 0
-    assert any(began < (row.ended or 0) < last for row in rows), "the other ring waited"
-    cut.mend()
-    head.check_nothing_is_held()
