@@ -70,12 +70,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leaves files out that have no test with a mark that ``-m`` wants: importing them takes
     seconds, and a GPU machine may lack what they import."""
     expression = re.sub(r"not \w+", "", config.getoption("markexpr"))
-    wanted = [mark for mark in SPEEDS if mark in expression]
+    wanted = [rf"mark\.{mark}\b" for mark in SPEEDS if mark in expression]
     if not wanted:
         return None
+    if "exhaustive" in expression:
+        wanted.append(r"\bexhaustive\(")  # of tests.support
     files = [collection_path] if collection_path.match("test_*.py") else []
     files += collection_path.rglob("test_*.py")
-    marks = re.compile(rf"mark\.({'|'.join(wanted)})\b|\bexhaustive\(")
+    marks = re.compile("|".join(wanted))
     return not any(marks.search(file.read_text("utf-8")) for file in files) or None
 
 
