@@ -149,7 +149,7 @@ def test_a_second_run_measures_nothing(swept: Swept, place: Place) -> None:
     assert not place.processes()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_rings_that_no_machine_holds(place: Place) -> None:
     spec = place.spec(tiny("huge", size="[500, 600]"))
     done = place.run("run", spec)

@@ -15,6 +15,7 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking import tracker as tracking
 from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.trial.outcome import Outcome, SyncState
+from tests.support.exhaustive import exhaustive
 from tests.support.place import PATIENCE
 from tests.support.tracking_servers import Server, postgres, sqlite_server
 from tests.support.tracking_store import (
@@ -30,7 +31,7 @@ from tests.support.tracking_store import (
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", *exhaustive("postgresql")])
 def server(request: pytest.FixtureRequest, tmp_path: Path, schema: Path) -> Iterator[Server]:
     folder = tmp_path / "server"
     if request.param == "sqlite":
