@@ -208,6 +208,7 @@ def in_home(home: Path) -> list[tuple[list[str], int, str]]:
     return outputs(home, ("list", "status"))
 
 
+@pytest.mark.exhaustive
 def test_stores_on_a_read_only_mount(home: Path) -> None:
     names = ["schema-1", "log", "journal", f"schema-{len(SCHEMAS)}"]
     homes = [home / name for name in names]

@@ -112,7 +112,5 @@ def test_force_replaces_and_a_dash_is_stdout(
     assert (tmp_path / "pngs" / "memory.png").read_text() == "mine"
     assert not (tmp_path / "which-ring.html").exists()
     capsys.readouterr()
-    assert cli.main(["report", "which-ring", "--store", store, "-o", "-"]) == 0
-    assert capsys.readouterr().out.rstrip().endswith("</html>")
     assert cli.main(["report", "which-ring", "--store", store, "-o", "a.html", "--csv", "-"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 19, "the table alone"

@@ -92,6 +92,23 @@ def test_a_sweep_is_resumed_from_its_meaning_when_its_source_reads_differently(
     assert "another version of ringray" in capsys.readouterr().err
 
 
+def test_rings_that_no_machine_holds_are_refused_before_anything_begins(
+    tmp_path: Path, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "huge.yaml"
+    for sizes, code in (("[8, 16]", 2), ("[2, 8]", 0)):
+        path.write_text(f"{SMALL}ring: {{size: {sizes}, device: cpu}}\n")
+        assert cli.main(["run", str(path), "--no-tracking"]) == code
+        out, err = capsys.readouterr()
+        if code:
+            assert f"{path}:" in err
+            assert "a ring of 8 needs 8 CPUs" in err
+            with Store(default_path()) as store:
+                assert store.sweeps() == []
+        else:
+            assert "6 ok · 10 pruned" in out
+
+
 def test_only_tuning_kinds_are_tuned(
     small: str, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

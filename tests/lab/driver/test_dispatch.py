@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from concurrent.futures import Future
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -153,31 +152,3 @@ def test_points_that_are_compared_have_one_ring(monkeypatch: pytest.MonkeyPatch)
         assert len({pool for *_, pool in some}) == 1
         assert all(a[1] <= b[0] for a, b in pairwise(some))
     assert max(sum(b <= at < e for b, e, _, _ in simulated.log) for at, *_ in simulated.log) > 1
-
-
-@pytest.mark.parametrize(("grows", "size"), [(True, 2), (False, 2), (False, 8)])
-def test_idle_rings_give_their_nodes_to_one_that_waits(grows: bool, size: int) -> None:
-    """Of 8 nodes, 2 of which are held."""
-    simulated = Simulation(lambda work: 1.0, pools=3)
-    machines = simulated.machines = Machines(lambda: NODES, grows=grows)
-    idle, waiting, placed = simulated.pools
-    for pool, nodes in ((idle, ["n0"]), (placed, ["n1"])):
-        machines.take(pool, idle.placement(None), nodes)
-    plan = build(parse(MIXED))
-    rings: Any = simulated.pools
-    dispatcher = Dispatcher(
-        Schedule(plan, {}, {}),
-        rings,
-        lambda work, ring: Outcome("ok"),
-        Quarantine(),
-        machines,
-        "grid",
-    )
-    for ring in (placed, waiting):
-        trial = next(one for one in plan.trials if one.config.ring.size == size)
-        work: Any = SimpleNamespace(trial=trial)
-        taken: Any = ring
-        dispatcher._running[Future()] = work, taken
-        dispatcher._make_room()
-        assert machines.holds(idle) == (ring is placed or (size == 2 and not grows))
-    assert machines.holds(placed)

@@ -147,30 +147,3 @@ def test_a_second_run_measures_nothing(swept: Swept, place: Place) -> None:
     # Ray was not even started: its folder holds the session of the first run alone.
     assert len(list((place.ray / "ray").glob("session_2*"))) == 1
     assert not place.processes()
-
-
-@pytest.mark.exhaustive
-def test_rings_that_no_machine_holds(place: Place) -> None:
-    spec = place.spec(tiny("huge", size="[500, 600]"))
-    done = place.run("run", spec)
-    assert done.code == 2
-    assert f"{spec}:4: " in done.err
-    assert "a ring of 500 needs 500 CPUs, this machine can hold" in done.err
-    assert "Traceback" not in done.err
-    assert place.mlflow("huge") == ([], {})
-    # Where some fit, those are run.
-    spec = place.spec(tiny("some", size="[1, 500]"))
-    json = place.home / "some.jsonl"
-    done = place.run("run", spec, "--json", json)
-    assert done.code == 0, done.err
-    assert [row.counts for row in place.sweeps() if row.name == "some"] == [{"ok": 1, "pruned": 1}]
-    assert sorted(line["status"] for line in place.lines(json)) == ["ok", "pruned"]
-    done = place.run("run", spec, "--json", json)
-    assert done.code == 0, done.err
-    assert [row.counts for row in place.sweeps() if row.name == "some"] == [{"ok": 1, "pruned": 1}]
-    assert len(place.lines(json)) == 2
-    assert place.trials("some")[0].attempts == 1
-    (parent,), children = place.mlflow("some")
-    assert parent.info.status == "FINISHED"
-    assert len(children) == 2
-    place.check_nothing_is_left()

@@ -87,19 +87,6 @@ def test_each_problem_on_each_ring_is_searched_by_itself() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_threads_are_searched(method: str) -> None:
-    threads = BODY.replace("size: [2, 4]", "size: 2, threads: [1, 2, 4]")
-    made, machine = build(f"{{method: {method}}}", threads), Machine()
-    schedule = Schedule(made, {}, {})
-    machine.run(schedule)
-    (found,) = schedule.found()
-    assert {trial.config.ring.threads for trial in found.trials} == {1, 2, 4}
-    if method == "grid":  # on a cluster a change starts other actors
-        order = [work.trial.config.ring.threads for work in machine.worked]
-        assert order == sorted(order)
-
-
-@pytest.mark.parametrize("method", METHODS)
 def test_it_finds_the_best_of_each(method: str) -> None:
     budget = "" if method == "grid" else ", budget: 0.5"
     made, machine = build(f"{{method: {method}{budget}}}"), Machine()
