@@ -118,6 +118,9 @@ def entry() -> NoReturn:
     install(quit_at_once)  # there is nothing to put in order yet
     try:
         with Signals():
+            # The shell may have closed them.
+            sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+            sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
             for stream in (sys.stdout, sys.stderr):  # to print ? for characters that they lack
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
             code = main(sys.argv[1:])
@@ -227,7 +230,8 @@ def _outside(error: Exception) -> str | None:
         )
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename or 'stdout, or a file'} cannot be used: {reason_of(error)}"
-    return None
+    # Of pathlib, until Python 3.13.
+    return str(error) if isinstance(error, RuntimeError) and "Symlink loop" in str(error) else None
 
 
 def _flush(stream: TextIO) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -179,6 +180,7 @@ class Listeners:
         self.tell(Note(text))
 
     def close(self) -> None:
-        """Closes all listeners."""
-        for listener in self._listeners:
-            listener.close()
+        """Closes all listeners, in their order, also after one that fails."""
+        with ExitStack() as closing:
+            for listener in reversed(self._listeners):
+                closing.callback(listener.close)
