@@ -119,8 +119,8 @@ def entry() -> NoReturn:
     try:
         with Signals():
             # The shell may have closed them.
-            sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-            sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+            sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
+            sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
             for stream in (sys.stdout, sys.stderr):  # to print ? for characters that they lack
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
             code = main(sys.argv[1:])
