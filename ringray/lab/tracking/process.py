@@ -232,7 +232,8 @@ class Follower:
         self._deadline = time.monotonic() + timeout
         # The driver, which waits for the end, learns at once whether the sink answers now.
         self._failing_since, self._paused_until = None, 0.0
-        self._errors.pop("_write_live", None)  # what it wrote was of the trials under way
+        for step in (self._write_live, self._summarise):  # which were of the trials under way
+            self._errors.pop(step.__name__, None)
         return True
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -19,11 +20,13 @@ class FakeMLflow:
     """A sink that refuses some keys, or everything, or every file."""
 
     place = Tracked("sqlite://", "1", "r")
+    waits = False  # whether it says itself when the sweep ends
 
     def __init__(self, refused: set[str], files: bool = True) -> None:
         self.refused, self.files, self.up = refused, files, True
         self.written: list[str] = []
         self.closed = 0
+        self.end_sweep: Callable[[], None] = lambda: None
 
     def refresh(self) -> None:
         if not self.up:
@@ -67,7 +70,9 @@ def _followed(tmp_path: Path, fake: FakeMLflow, patience: float) -> SyncState:
         begin(store, trials(4))
         for index, trial in enumerate(trials(4)):
             store.record(DIGEST, trial.key, outcome(index))
-        ours.send((PATIENCE, patience))
+        fake.end_sweep = partial(ours.send, (PATIENCE, patience))
+        if not fake.waits:
+            fake.end_sweep()
         Follower(fake, store, DIGEST, theirs).run()
         assert ours.poll(1)
         place, state = ours.recv()
@@ -111,6 +116,22 @@ def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> No
     state = _followed(tmp_path, fake, patience=0.6)
     assert state == SyncState(4, 0, "OSError: no bucket")
     assert fake.closed == 1
+
+
+class Mended(FakeMLflow):
+    """Refuses files while the sweep runs."""
+
+    waits = True
+
+    def log_files(self) -> None:
+        if self.waits:
+            self.waits = False
+            self.end_sweep()
+            raise OSError("no bucket")
+
+
+def test_what_failed_for_a_while_is_no_error_at_the_end(tmp_path: Path) -> None:
+    assert _followed(tmp_path, Mended(set()), patience=5.0) == SyncState(4, 0, None)
 
 
 def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
