@@ -92,7 +92,7 @@ def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
     """Returns the address of the sweep's page on the server; of a database the shell command that
     shows it, and in a second line the page to open."""
     if service := service_of(uri):
-        return service.page(experiment_id, run_id)
+        return str(service.page(experiment_id, run_id))
     page = f"/#/experiments/{experiment_id}/runs/{run_id}?{MODE}" if run_id else ""
     if is_server(uri):
         return without_credentials(uri).rstrip("/").replace("***@", "", 1) + page

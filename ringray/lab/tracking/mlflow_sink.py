@@ -130,7 +130,7 @@ class MLflowSink:
         for other in [each for each in self._children.values() if each.key == trial.key]:
             counts = current if other is child else other.current and not current
             if other.current != counts:
-                self._client.set_tag(other.run_id, CURRENT, _text(counts))
+                self._client.set_tag(other.run_id, CURRENT, json.dumps(counts))
                 other.current, marked = counts, True
         if not wanted or (child and child.ended):
             return marked
@@ -138,7 +138,7 @@ class MLflowSink:
         ended = _milliseconds(max(trial.started or 0.0, trial.ended or 0.0) or None)
         if child is None:
             tags = show.trial_tags(self._sweep, trial, self.place.run_id)
-            tags[CURRENT] = _text(current)
+            tags[CURRENT] = json.dumps(current)
             run = self._create_run(self._name(trial.key), trial.started, tags)
             child = _Child(run.info.run_id, trial.key, False, trial.status == "pruned", current)
             self._children[place] = child
@@ -291,10 +291,6 @@ class MLflowSink:
         self._children[place] = _Child(
             run.info.run_id, place[0], ended, status == "pruned", current
         )
-
-
-def _text(flag: bool) -> str:
-    return json.dumps(flag)
 
 
 def _milliseconds(seconds: float | None) -> int:

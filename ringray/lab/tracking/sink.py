@@ -1,7 +1,11 @@
 """What shows a sweep to people, as the process that follows the store needs it.
 
-MLflow is :mod:`.mlflow_sink`. Another service is a :class:`Service`: a module ``NAME_sink`` that
-imports quickly, and its name among those of ``tracking.to``; URIs ``NAME://...`` lead to it.
+MLflow is :mod:`.mlflow_sink`. Another service is a name of ``tracking.to`` and a module
+``NAME_sink`` that imports quickly, to which URIs ``NAME://...`` lead. It has three functions:
+
+    check()                       raises PlaceError if the service cannot be used from here
+    page(experiment_id, run_id)   the address of a sweep's page, or the command that shows it
+    open_sink(store, digest, uri, experiment, settled)   its Sink; arguments as of ``MLflowSink``
 """
 
 from __future__ import annotations
@@ -9,13 +13,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol, cast
+from types import ModuleType
+from typing import Protocol
 
 from ringray.lab.store.feed import CurvePoint
 from ringray.lab.trial.outcome import Kept, Tracked
-
-if TYPE_CHECKING:
-    from ringray.lab.store.store import Store
 
 
 class Sink(Protocol):
@@ -53,25 +55,10 @@ class Sink(Protocol):
         """Writes what takes long to draw."""
 
 
-class Service(Protocol):
-    """A module for a service other than MLflow."""
-
-    def check(self) -> None:
-        """Raises PlaceError if the service cannot be used from here; does not connect to it."""
-
-    def page(self, experiment_id: str, run_id: str) -> str:
-        """Returns the address of the sweep's page, or the command that shows it."""
-
-    def open_sink(
-        self, store: Store, digest: str, uri: str, experiment: str, settled: Tracked | None
-    ) -> Sink:
-        """Returns the sink of a sweep; arguments as those of ``MLflowSink``."""
-
-
-def service_of(uri: str) -> Service | None:
-    """Returns the service that a URI names; None if that is MLflow."""
+def service_of(uri: str) -> ModuleType | None:
+    """Returns the module of the service that a URI names; None if that is MLflow."""
     scheme = uri.partition("://")[0].lower()
     name = f"ringray.lab.tracking.{scheme}_sink"
     if not scheme.isidentifier() or scheme == "mlflow" or find_spec(name) is None:
         return None
-    return cast("Service", importlib.import_module(name))
+    return importlib.import_module(name)
