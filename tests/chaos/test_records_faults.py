@@ -90,15 +90,15 @@ def test_a_disk_that_fills_in_the_middle(place: Place, small_disk: Path, full: s
 _DIES_BETWEEN = """
     import os, signal, sys
     from ringray.lab import cli
-    from ringray.lab.store import jsonl
-    append = jsonl.Lines.append
-    counted = []
-    def dies(self, row):
-        counted.append(row)
-        if len(counted) == 5:
+    from ringray.lab.driver.json_lines import JsonLines
+    write = JsonLines._write
+    written = []
+    def dies(self, lines):
+        written.extend(lines)
+        if len(written) == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        append(self, row)
-    jsonl.Lines.append = dies
+        write(self, lines)
+    JsonLines._write = dies
     sys.exit(cli.main(sys.argv[1:]))
     """
 
