@@ -36,7 +36,7 @@ def test_it_writes_page_table_and_pictures(
     assert len(rows) == 18
     assert {row["sweep"] for row in rows} == {"which-ring"}
     names = {path.name for path in (tmp_path / "pictures").iterdir()}
-    assert names == {"throughput.png", "memory.png", "speedup.png", "pareto.png", "predicted.png"}
+    assert names == {"throughput.png", "memory.png", "speedup.png", "pareto.png"}
 
 
 def test_several_sweeps_are_parts_of_one_page(store: str, tmp_path: Path) -> None:

@@ -249,7 +249,7 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
-        with pytest.raises(PlaceError, match="no answer in"):
+        with pytest.raises(PlaceError, match="no MLflow server answers"):
             place.check(f"http://127.0.0.1:{deaf.getsockname()[1]}")
 
 
