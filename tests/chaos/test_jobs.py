@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,13 +27,18 @@ if TYPE_CHECKING:
 REPLICAS = 20
 
 
+def copied(folder: Path) -> Path:
+    """A copy of this checkout's source."""
+    for name in ("ringray", "kernels", "cluster"):
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(drive.REPOSITORY / name, folder / name, ignore=ignore)
+    return folder
+
+
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
     """Its node has a ringray of its own installed, an older one."""
-    old = tmp_path_factory.mktemp("old")
-    for name in ("ringray", "kernels", "cluster"):
-        ignore = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(drive.REPOSITORY / name, old / name, ignore=ignore)
+    old = copied(tmp_path_factory.mktemp("old"))
     with (old / "ringray" / "lab" / "ring" / "actor.py").open("a") as file:
         file.write("# as it was\n")
     for place in drive.place(tmp_path_factory.mktemp("home")):
@@ -141,3 +147,25 @@ def test_a_mixed_ring_is_refused(head: Head) -> None:
     assert "`ringray submit`" in done.err
     assert {row.status for row in head.place.trials("mixed")} == {None}
     head.check_nothing_is_held()
+
+
+@pytest.mark.chaos
+def test_the_plain_command(head: Head, tmp_path: Path) -> None:
+    """`ray job submit` from a checkout."""
+    folder = copied(tmp_path)
+    for name in (".gitignore", ".rayignore"):
+        shutil.copy(drive.REPOSITORY / name, folder / name)
+    (folder / "experiments").mkdir()
+    (folder / "experiments" / "plain.yaml").write_text(tiny("plain"))
+    command = [
+        sys.executable, "-m", "ray.scripts.scripts", "job", "submit", "--address", head.url,
+        "--working-dir", ".", "--runtime-env", "cluster/runtime_env.yaml", "--",
+        "python", "-m", "ringray", "run", "experiments/plain.yaml",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=folder, env=head.place.environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (sweep,) = [row for row in head.place.sweeps() if row.name == "plain"]
+    assert (sweep.status, sweep.counts) == ("complete", {"ok": 1})
+    assert sweep.environment["code"] == provenance.code_digest()
