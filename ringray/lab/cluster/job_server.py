@@ -52,6 +52,7 @@ def connect(url: str) -> Any:
     access.use_given_token()
     from ray.job_submission import JobSubmissionClient
 
+    ray_private.reload_config()  # an embedded Ray of this process had a token of its own
     for name in ray_private.JOB_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
 
