@@ -155,8 +155,8 @@ def _owner_in(path: Path) -> Owner | None:
 
 
 class Folder:
-    """A temporary folder, and the processes that have it in their command line, as those of Ray do:
-    it ends with them."""
+    """A temporary folder, and the processes that got it as an option or keep their logs in it, as
+    those of Ray do: they end with it."""
 
     def __init__(self, path: Path, note: Path) -> None:
         self.path, self._note = path, note
@@ -169,7 +169,7 @@ class Folder:
         doomed = [*processes]
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if f"={self.path}/" in " ".join(process.cmdline()):
+                if self._is_used_by(process):
                     doomed += families([process])
         for process in doomed:
             with suppress(psutil.Error):
@@ -183,6 +183,14 @@ class Folder:
         with suppress(OSError):
             if not os.path.lexists(self.path):
                 self._note.unlink(missing_ok=True)
+
+    def _is_used_by(self, process: psutil.Process) -> bool:
+        """Tells whether a process got the folder as an option. Workers of Ray overwrite theirs, and
+        outlive a killed Ray for seconds: they have their logs in the folder open."""
+        words = process.cmdline()
+        if words and words[0].startswith("ray::"):
+            return any(file.path.startswith(f"{self.path}/") for file in process.open_files())
+        return f"={self.path}/" in " ".join(words)
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def test_a_sweep_over_http(store: Store, server: Server) -> None:
     }  # fmt: skip
     figures = {file.path for file in mlflow.list_artifacts(run_id, "figures")}
     assert figures == {
-        f"figures/{name}.png" for name in ("throughput", "memory", "speedup", "pareto", "predicted")
+        f"figures/{name}.png" for name in ("throughput", "memory", "speedup", "pareto")
     }
     # What the description shows is served under the address that it names.
     note = parent.data.tags["mlflow.note.content"]
