@@ -28,11 +28,12 @@ def place(tmp_path: Path) -> Iterator[Place]:
     (tmp_path / "tmp").mkdir()
     for made in drive.place(tmp_path):
         made.variables["TMPDIR"] = str(made.ray)  # short
+        made.unset = ("RAY_TMPDIR",)  # whose folder would be used as it is
         yield made
 
 
 def _left(place: Place) -> set[str]:
-    """Returns our temporary files: Ray's own stay where RAY_TMPDIR says."""
+    """Returns our temporary files."""
     return {one.name for one in place.ray.glob("rr*-*")} | {
         one.name for one in (place.home / "running").glob("*")
     }

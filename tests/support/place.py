@@ -88,6 +88,7 @@ class Place:
     home: Path
     ray: Path
     variables: dict[str, str] = field(default_factory=dict)  # of the environment, beyond its own
+    unset: tuple[str, ...] = ()  # names of variables that it lacks
     started: list[subprocess.Popen[str]] = field(default_factory=list)
 
     @property
@@ -98,7 +99,7 @@ class Place:
             for name, value in os.environ.items()
             if not name.startswith(("RAY_", "MLFLOW_", "RINGRAY_", "PYTEST_", "TRITON_"))
         }
-        return kept | {
+        every = kept | {
             "HOME": str(self.home),
             "RINGRAY_HOME": str(self.home),
             "RAY_TMPDIR": str(self.ray),
@@ -106,6 +107,7 @@ class Place:
             "NO_COLOR": "1",
             **self.variables,
         }
+        return {name: value for name, value in every.items() if name not in self.unset}
 
     def spec(self, text: str) -> Path:
         """A file with that spec."""
