@@ -40,7 +40,8 @@ def test_the_address_is_what_was_given_else_what_ray_says(monkeypatch: pytest.Mo
         (b'{"ray_version": "1.8.0"}', "Ray version 1.8.0 is running on the cluster"),
     ],
 )
-def test_what_is_no_job_server(answer: bytes, match: str) -> None:
+def test_what_is_no_job_server(answer: bytes, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)  # which a token of another test has set
     with (
         bad_server("silent", {"/api/version": answer}) as port,
         pytest.raises(PlaceError, match=match),
