@@ -178,3 +178,13 @@ def interpreter_kept() -> Iterator[None]:
     else:
         os.environ["TRITON_INTERPRET"] = before
     assert after == before, f"TRITON_INTERPRET is {after!r} after the test, {before!r} before it"
+
+
+@pytest.fixture(autouse=True)
+def token_mode_kept() -> Iterator[None]:
+    """No test leaves Ray's token mode, which a command sets for a given token, to the next."""
+    before = os.environ.get("RAY_AUTH_MODE")
+    yield
+    os.environ.pop("RAY_AUTH_MODE", None)
+    if before is not None:
+        os.environ["RAY_AUTH_MODE"] = before
