@@ -107,7 +107,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
     def counted(*outcomes: str) -> Counter[str]:
         reports = [report for outcome in outcomes for report in reporter.stats.get(outcome, [])]
-        properties = [one for report in reports for one in getattr(report, "user_properties", ())]
+        properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
         return Counter(mark for name, mark in properties if name == "mark")
 
     ran, skipped = counted("passed", "failed"), counted("skipped")

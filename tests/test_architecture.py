@@ -120,7 +120,9 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_the_library_names_neither_ray_nor_mlflow() -> None:
     for name in modules():
         if package(name) in LIBRARY:
-            assert not {one.partition(".")[0] for one in imports(name)} & {"ray", "mlflow"}, name
+            assert not {module.partition(".")[0] for module in imports(name)} & {"ray", "mlflow"}, (
+                name
+            )
 
 
 def test_the_kernels_need_torch_and_triton_only() -> None:

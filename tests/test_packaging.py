@@ -1,4 +1,4 @@
-"""What is installed: the library alone or with the platform, in the same versions everywhere."""
+"""Installed packages: the library alone or with the platform, in the same versions everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What experiments/paper/README.md says of records, and that all of it has one."""
+"""Statements of experiments/paper/README.md about records: each has one."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class HourLimit:
         match event:
             case SweepStarted(plan, sweep):
                 self._name = sweep.name
-                earlier = [kept.trial for kept in self._store.history(plan.digest)]
+                earlier = [recording.trial for recording in self._store.history(plan.digest)]
                 rows = [*self._store.trials(plan.digest), *earlier]
                 self._used = sum(_rank_seconds(row.config["ring_size"], row) for row in rows)
             case TrialStarted(trial, 1):

@@ -67,7 +67,7 @@ def sweep(text: str, home: Path) -> str:
 
 
 def tracked(uri: str, name: str) -> dict[str, Any]:
-    """Where MLflow has a sweep."""
+    """Returns MLflow's place of a sweep."""
     (parent,), _ = tracking_store.runs(uri, name)
     return {"experiment": parent.info.experiment_id, "run": parent.info.run_id}
 

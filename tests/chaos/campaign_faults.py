@@ -1,4 +1,4 @@
-"""What a campaign can do to its world: each fault tells whether there was anything to do it to."""
+"""Faults of a campaign: each fault tells whether there was anything to do it to."""
 
 from __future__ import annotations
 

@@ -82,7 +82,8 @@ class Watch:
         """Returns a line for each process and what it holds: the medians of the fifths."""
         fifths = [self.medians(fifth) for fifth in range(5)]
         return "\n".join(
-            f"{name:10} {what:8} " + " ".join(f"{one.get((name, what), 0):8.1f}" for one in fifths)
+            f"{name:10} {what:8} "
+            + " ".join(f"{fifth.get((name, what), 0):8.1f}" for fifth in fifths)
             for name, what in fifths[4]
         )
 

@@ -23,7 +23,7 @@ DOCTOR = ("doctor", "--cluster", "--address")
 
 
 def measured(place: Place, head: Head, code: int) -> dict[str, Any]:
-    """What the doctor reports; nothing of it is left."""
+    """Returns the doctor's report; nothing of it is left."""
     done = place.run(*DOCTOR, head.address, "--json", "-")
     assert done.code == code, done.out + done.err
     drive.wait_until("no probe is left", lambda: not probes(place))
@@ -32,13 +32,13 @@ def measured(place: Place, head: Head, code: int) -> dict[str, Any]:
 
 
 def probes(place: Place) -> list[psutil.Process]:
-    return [one for one in place.processes() if "LinkProbe" in drive.title(one)]
+    return [process for process in place.processes() if "LinkProbe" in drive.title(process)]
 
 
 def check_rates(report: dict[str, Any], slow: set[tuple[int, int]]) -> None:
     for pair in report["pairs"]:
-        one, other = sorted(report["nodes"][node]["name"] for node in pair["nodes"])
-        places = int(one.rpartition(".")[2]) - 2, int(other.rpartition(".")[2]) - 2
+        first, second = sorted(report["nodes"][node]["name"] for node in pair["nodes"])
+        places = int(first.rpartition(".")[2]) - 2, int(second.rpartition(".")[2]) - 2
         rate = payload(SLOW if places in slow else FAST)
         assert pair["error"] or 0.4 * rate < pair["bandwidth"] < 1.3 * rate, (pair, places)
 
@@ -54,7 +54,7 @@ def test_slow_hosts_and_slow_pairs_are_named(place: Place, hosts: Hosts) -> None
     report = measured(place, head, 0)
     check_rates(report, slow={(0, 3), (1, 3), (2, 3)})
     assert len(report["pairs"]) == 6
-    (outlier,) = (one for one in report["outliers"] if "latency" not in one)
+    (outlier,) = (pair for pair in report["outliers"] if "latency" not in pair)
     assert outlier.startswith(f"{there[3].address} is slow to all others: ")
 
     there[3].shape(FAST)
@@ -62,7 +62,7 @@ def test_slow_hosts_and_slow_pairs_are_named(place: Place, hosts: Hosts) -> None
     there[2].lose(there[3])
     report = measured(place, head, 1)
     check_rates(report, slow={(0, 1)})
-    (outlier,) = (one for one in report["outliers"] if "latency" not in one)
+    (outlier,) = (pair for pair in report["outliers"] if "latency" not in pair)
     assert outlier.startswith(f"{there[0].address} ↔ {there[1].address}: ")
     (problem,) = report["problems"]
     assert problem.startswith(f"{there[2].address} ↔ {there[3].address}: no messages pass: ")

@@ -87,9 +87,9 @@ def test_learned_biases_of_distances(backend: str, reach: int) -> None:
     asked: tuple[dict[str, Any], ...] = (
         {"causal": False}, {"softcap": 1.5, "factor": -0.4}, {"cu": (0, 20, 61)},
     )  # fmt: skip
-    for dtype, more in zip(DTYPES, asked, strict=True):
+    for dtype, options in zip(DTYPES, asked, strict=True):
         table = testing.make_table(heads["heads"], reach, seed=1)
-        problem = Problem(table=table, dtype=dtype, **heads, **more)
+        problem = Problem(table=table, dtype=dtype, **heads, **options)
         if not able(backend, problem):
             continue
         for parts in ([everyone], [everyone[40:], everyone[1:40:2], everyone[:40:2]]):

@@ -40,7 +40,9 @@ def test_it_is_drawn_where_the_sweep_varies_what_it_shows(name: str, sweep: str)
     for panel in found["concat"]:
         encodings = [layer["encoding"] for layer in panel["layer"]]
         assert any(one.get("x", {}).get("title") for one in encodings)
-        assert any(one.get("y", {}).get("title") for one in encodings) or name == "speedup"
+        assert (
+            any(encoding.get("y", {}).get("title") for encoding in encodings) or name == "speedup"
+        )
         assert any("tooltip" in one for one in encodings)
         values = panel.get("data", found.get("data"))["values"]
         assert values

@@ -187,9 +187,9 @@ def test_a_lost_device_costs_no_records(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def free(device: torch.device, records: Any) -> None:
-        found = list(records)
-        if any(one.status == "failed" for one in found):
-            raise measure.DeviceLost("illegal memory access", found)
+        results = list(records)
+        if any(result.status == "failed" for result in results):
+            raise measure.DeviceLost("illegal memory access", results)
 
     monkeypatch.setattr(measure, "free", free)
     monkeypatch.setitem(CONTENDERS, "wrong", Spoilt())
@@ -230,10 +230,10 @@ def seen(point: Point) -> Tensor:
 
 def exact(point: Point, inputs: problems.Inputs) -> dict[str, Tensor]:
     """All results from the fp64 oracle."""
-    found = testing.oracle(*inputs, seen(point), scale=point.scale)
+    results = testing.oracle(*inputs, seen(point), scale=point.scale)
     if point.direction == "forward":
-        return {"out": found.out}
-    return {name: getattr(found, name) for name in ("dq", "dk", "dv")}
+        return {"out": results.out}
+    return {name: getattr(results, name) for name in ("dq", "dk", "dv")}
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: p.name)

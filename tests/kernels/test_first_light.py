@@ -91,9 +91,9 @@ def test_a_stage_that_hangs_costs_its_own_time(tmp_path: Path, summary: Stage) -
     hanging = shell("hanging", f"trap '' INT; sleep 600 & echo $! > {pid}; wait; wait", 3)
     # Nothing is left of it, but what init has yet to see.
     script = f"while grep -s ^State /proc/$(cat {pid})/status | grep -qv Z; do sleep 0.1; done"
-    code, found = conduct(tmp_path / "f", hanging, shell("next", script, 30), summary)
+    code, endings = conduct(tmp_path / "f", hanging, shell("next", script, 30), summary)
     assert code == 1  # what it would have said is not known
-    assert found == {"hanging": "ended at its limit", "next": "done", "summary": "done"}
+    assert endings == {"hanging": "ended at its limit", "next": "done", "summary": "done"}
 
 
 def test_outcomes_of_stages(
@@ -245,13 +245,13 @@ def test_the_whole_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = facts(path)
+    written = facts(path)
     ended = outcomes(path)
     assert {*ended} == {stage.name for row in first_light.STAGES for stage in row}
     for name in ("facts", "precompile", "tests", "memcheck", "profile"):
         assert ended.pop(name).startswith("skipped"), name
     assert set(ended.values()) == {"done"}
-    records = {(one["case"], one["contender"]): one for one in found if "fact" not in one}
+    records = {(line["case"], line["contender"]): line for line in written if "fact" not in line}
     for direction in ("forward", "backward"):  # checked, by the interpreter, and not timed
         record = records[f"{direction}/causal/100/d64/h2x1/bf16/hops", "ringray"]
         assert (record["status"], record["median_ms"]) == ("ok", None)
@@ -294,8 +294,8 @@ def test_a_hang_ends_the_run_and_costs_no_records(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == watchdog.EXIT_HUNG, done.stderr
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    found = [(line["case"].split("/")[1], line["contender"], line["status"]) for line in lines]
-    assert found == [
+    written = [(line["case"].split("/")[1], line["contender"], line["status"]) for line in lines]
+    assert written == [
         ("full", "hanging", "ok"), ("full", "ringray", "ok"), ("causal", "hanging", "failed"),
     ]  # fmt: skip
     assert lines[-1]["reason"] == "no progress for 8 s while timing hanging"

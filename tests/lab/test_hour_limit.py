@@ -44,8 +44,8 @@ def test_it_stops_before_the_trial_and_goes_on_with_more(
 
 
 def test_earlier_measurements_count(spec: str) -> None:
-    more = ["--set", "limits.gpu_hours=0.0025"]  # 9 rank seconds
-    assert cli.main(["run", spec, *more]) == 0
-    assert cli.main(["run", spec, *more, "--again"]) == 4
+    limit = ["--set", "limits.gpu_hours=0.0025"]  # 9 rank seconds
+    assert cli.main(["run", spec, *limit]) == 0
+    assert cli.main(["run", spec, *limit, "--again"]) == 4
     with Store(default_path()) as store:
         assert len(store.history(store.find("s").digest)) == 2

@@ -99,7 +99,7 @@ class Indexed(Model):
 
     @dataclass
     class Result:
-        """What it returns."""
+        """Returns its results."""
 
         logits: Tensor
 

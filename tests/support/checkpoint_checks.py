@@ -227,7 +227,7 @@ def runs_nothing(folder: Path, rank: int, size: int) -> None:
             place = folder.parent / "case" / "step-00000002"
             way(Attack(place, payload))
             (place / MANIFEST).unlink()
-            step, told = load(folder.parent / "case")
-            assert (step, mark.exists()) == (1, False), (way, payload.call, told)
-            assert "\n" not in told
+            step, message = load(folder.parent / "case")
+            assert (step, mark.exists()) == (1, False), (way, payload.call, message)
+            assert "\n" not in message
             shutil.rmtree(folder.parent / "case")

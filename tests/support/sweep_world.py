@@ -144,5 +144,5 @@ class World:
 
     def earlier(self) -> list[float]:
         with Store(self.path) as store:
-            rows = [kept.trial for kept in store.history(self.plan.digest)]
+            rows = [recording.trial for recording in store.history(self.plan.digest)]
         return sorted(row.metrics["median_ms"] for row in rows)

@@ -92,8 +92,8 @@ class Follower:
         while self._last:
             self._read()
             step = self._next()
-            told = self._listen(POLL_S if step is None else 0.0)
-            if step is not None and not told:
+            ending = self._listen(POLL_S if step is None else 0.0)
+            if step is not None and not ending:
                 self._take(step)
         return not self._errors
 

@@ -1,4 +1,4 @@
-"""What shows a sweep to people, as the process that follows the store needs it.
+"""A service that shows a sweep, as the process that follows the store needs it.
 
 MLflow is :mod:`.mlflow_sink`. Another service is a name of ``tracking.to`` and a module
 ``NAME_sink`` that imports quickly, to which URIs ``NAME://...`` lead. It has three functions:

@@ -92,8 +92,8 @@ def test_a_job_server(
 def test_a_control_plane(kind: str, small: str, capsys: pytest.CaptureFixture[str]) -> None:
     with bad_server(kind) as port:
         address = f"127.0.0.1:{port}"
-        said = check_ends(capsys, str(port), "run", small, "--no-tracking", "--address", address)
-    assert "no Ray answers" in said
+        message = check_ends(capsys, str(port), "run", small, "--no-tracking", "--address", address)
+    assert "no Ray answers" in message
 
 
 def test_a_ray_that_does_not_start(

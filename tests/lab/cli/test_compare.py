@@ -98,8 +98,8 @@ def test_a_commit_has_all_that_was_measured_at_it(
         (["quick", "slow.jsonl", "--force", "--html", "slow.jsonl"], "is an input"),
         (["quick", "slow", "--force", "--json", "home/store.db"], "which is an input"),
         (["quick", "slow", "--html", "a", "--json", "./a"], "name two files"),
-        *((["quick", "slow", f"--fail-above={one}"], "expected a percentage such as 5%")
-          for one in ("5", "-5%", "nan%")),
+        *((["quick", "slow", f"--fail-above={share}"], "expected a percentage such as 5%")
+          for share in ("5", "-5%", "nan%")),
     ],
 )  # fmt: skip
 def test_refusals(

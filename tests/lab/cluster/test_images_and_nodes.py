@@ -1,4 +1,4 @@
-"""What the images and nodes of cluster/ get: packages, libraries, limits of memory and files."""
+"""Images and nodes of cluster/: packages, libraries, limits of memory and files."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def rows(tmp_path: Path) -> list[TrialRow]:
         store.begin(sweep(), [*(trial(index) for index in range(4)), trial(4, "too large")])
         for index in (2, 0, 1):
             store.record(DIGEST, trial(index).key, ok(index))
-        return [kept.trial for kept in store.changed_since(DIGEST, 0)[0]]
+        return [recording.trial for recording in store.changed_since(DIGEST, 0)[0]]
 
 
 def _read(path: Path) -> list[int]:

@@ -1,4 +1,4 @@
-"""What listeners are told, and what comes of one that fails or stops the sweep."""
+"""Listeners: their events, and one that fails or stops the sweep."""
 
 from __future__ import annotations
 

@@ -101,10 +101,10 @@ def test_the_faster_backend_is_kept(tmp_path: Path) -> None:
     for cudnn, kept_backend in ((4.0, "cudnn"), (6.0, "triton")):
         times = {"cudnn": cudnn, "triton": 5.0}
         ended = rows(made, lambda t, ms=times: ms[t.config.strategy.backend])  # type: ignore[misc]
-        kept = result.entries(made, ended)
-        (entry,) = kept
-        tuned.write(kept, tmp_path / "t.json")
-        assert tuned.read(tmp_path / "t.json") == kept
+        chosen = result.entries(made, ended)
+        (entry,) = chosen
+        tuned.write(chosen, tmp_path / "t.json")
+        assert tuned.read(tmp_path / "t.json") == chosen
         assert entry.choice["backend"] == kept_backend
         assert entry.choice["compared"] == ["cudnn", "triton"]
         assert entry.metrics["median_ms"] == min(cudnn, 5.0)

@@ -122,13 +122,13 @@ def test_what_a_driver_does_is_told_as_it_comes(driven: Driven) -> None:
 
     events = driven.events(again, end)
     assert names(events) == [*WHOLE, "note", "started", "note", "started", "ended", *ROWS, "over"]
-    begin, note, started, _, more, ended = events[9:15]
+    begin, note, started, _, second, ended = events[9:15]
     assert driven.done(begin) == driven.keys[:2]
     assert 5 <= begin["begin"]["ago"] < 60
     assert note == {"note": "starting \ufffd[31m"}
     assert (started["started"], started["attempt"]) == (first, 1)
     assert started["ago"] >= 3
-    assert (more["started"], more["attempt"]) == (first, 2)
+    assert (second["started"], second["attempt"]) == (first, 2)
     assert ended["ended"] == first
     rows = {event["row"]["key"]: event["row"] for event in events[16:24]}
     assert rows[first]["samples"] == {"ms": [1.0]}  # curves would fill the log

@@ -61,7 +61,7 @@ def _records(path: Path) -> list[Any]:
 
 
 def _runs(home: Path) -> dict[str, dict[str, Any]]:
-    """What was written of each run, by its id; the last time counts."""
+    """Returns each run as it was written last, by its id."""
     runs = {}
     for path in sorted(home.glob("wandb/offline-run-*/run-*.wandb")):
         made: dict[str, Any] = {"summary": {}, "history": [], "folder": path.parent / "files"}
