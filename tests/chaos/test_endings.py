@@ -64,7 +64,8 @@ def test_a_signal_ends_a_sweep_with_130_at_any_moment(place: Place) -> None:
         place.check_nothing_is_left()
 
 
-@pytest.mark.parametrize("victim", ["ringray run", *exhaustive("gcs_server")])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("victim", ["ringray run", "gcs_server"])
 def test_the_next_command_removes_what_a_kill_left(place: Place, victim: str) -> None:
     """A killed driver, or a driver that ends because its Ray's GCS was killed."""
     spec = place.spec(tiny("struck", replicas=500, repeats=50))

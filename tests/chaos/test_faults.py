@@ -56,6 +56,7 @@ def test_a_trial_that_does_not_end_is_a_result(place: Place) -> None:
     place.check_nothing_is_left()
 
 
+@pytest.mark.exhaustive
 def test_the_last_words_of_a_rank(place: Place) -> None:
     sabotage.prepare(place, sabotage.CRASH)
     driver = begun(place, tiny("crash", size=3, replicas=REPLICAS, repeats=40))
@@ -107,11 +108,12 @@ def test_memory_that_one_rank_lacks(place: Place) -> None:
     assert {row.status for row in place.trials("short")} == {"ok"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
     [
         (sabotage.NO_MEMORY, "oom", "out-of-memory"),
-        pytest.param(sabotage.NO_SHAPE, "failed", "compile-error", marks=pytest.mark.exhaustive),
+        (sabotage.NO_SHAPE, "failed", "compile-error"),
     ],
 )
 def test_one_rank_fails_inside_a_pass(place: Place, body: str, status: str, kind: str) -> None:

@@ -212,7 +212,7 @@ print(compile_calls(replace(point, head_dim=600), CONTENDERS["ringray"]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_launches_are_compiled_without_a_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": ".:kernels", "TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)

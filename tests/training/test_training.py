@@ -54,8 +54,8 @@ def test_every_mesh_has_the_losses_of_one_process(degrees: Degrees, alone: Any) 
     on_ring(degrees.ranks, [partial(checks.losses_are, wanted, degrees, checks.RECIPE)])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("degrees", [MESHES[0], *exhaustive(*MESHES[1:])], ids=str)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("degrees", MESHES, ids=str)
 def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone: Any) -> None:
     """TP of processes that share cores is slow: fewer steps of it."""
     recipe = replace(checks.RECIPE, seq_len=254, steps=100)
