@@ -85,6 +85,7 @@ ORDER: dict[str, dict[str, str]] = {
     },
     "Contribute": {
         "How ringray works": "docs/design.md",
+        "Features and their tests": "docs/features.md",
         "Contributing": "CONTRIBUTING.md",
         "Changes": "CHANGELOG.md",
     },
