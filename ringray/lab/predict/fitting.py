@@ -1,8 +1,8 @@
 """Fits an entry of hardware to trials that were measured on it: rates of calls, links, spread.
 
 The time of a trial is its computation by each curve and its exposed communication, within a node
-or between nodes as it ran, each times a factor. Ridge regression, with less weight for outliers
-(Huber, 1964), finds the factors near 1 that explain the trials.
+or between nodes as it ran, each times a factor. Least squares, with less weight for outliers
+(Huber, 1964), find the factors near 1 that explain the trials.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ringray.lab.predict import calibration, cost_model, rates
 from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware, Link
@@ -23,9 +24,8 @@ from ringray.lab.trial.config import TrialConfig
 NEWEST = 128  # trials that are looked at
 LEAST, _MOST_TRIALS = 8, 32  # trials that are fitted to
 _ROUNDS = 3  # of factors: with them, the part of the communication that is hidden changes
-_REWEIGHTED = 8  # times
 _OUTLIER = 0.1  # relative error beyond which a trial counts less
-_TRUST = 0.5  # trials that the factor 1 is worth
+_TRUST = 0.5  # weight of a factor's own logarithm beside the errors of trials
 _LARGEST = 16.0  # factor, either way
 _INTERVAL = 0.8
 
@@ -64,7 +64,13 @@ def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
     spread = min(float(np.expm1(np.quantile(after, _INTERVAL))), 2.0)
     if on.hardware.measured is not None:
         spread = max(spread, on.hardware.spread)
-    curves = _doubted(now, seen, max(0.0, on.hardware.spread - spread))
+    # Of curves that no trial used nothing is known that was not before.
+    used = {part for trial in seen for part in _parts(trial.config, _where(trial, on))}
+    doubt = max(0.0, on.hardware.spread - spread)
+    curves = tuple(
+        curve.model_copy(update={"doubt": 0.0 if _part(curve) in used else doubt})
+        for curve in now.hardware.attention
+    )
     update = {"spread": spread, "fitted": len(seen), "attention": curves}
     return replace(on, hardware=now.hardware.model_copy(update=update))
 
@@ -97,21 +103,18 @@ def _errors(on: Fleet, seen: Sequence[MeasuredTrial]) -> list[float]:
 
 def _factors(on: Fleet, seen: Sequence[MeasuredTrial]) -> dict[Part, float]:
     """Returns the factors of the seconds of each part."""
+    from scipy.optimize import least_squares  # takes a while to import
+
     parts = [_parts(trial.config, _where(trial, on)) for trial in seen]
     names = sorted({name for some in parts for name in some}, key=str)
-    predicted = np.array([sum(some.values()) for some in parts])
-    shares = np.array([[some.get(name, 0.0) for name in names] for some in parts])
-    shares /= predicted[:, None]
-    longer = np.array([trial.seconds for trial in seen]) / predicted
-    explained = np.full_like(longer, np.median(longer))
-    trust, factors = _TRUST * np.eye(len(names)), np.ones(len(names))
-    for _ in range(_REWEIGHTED):
-        errors = np.abs(np.log(explained / longer))
-        weighted = shares.T * np.minimum(1.0, _OUTLIER / np.maximum(errors, 1e-9))
-        # (S'WS + T) x = S'W y + T 1
-        factors = np.linalg.solve(weighted @ shares + trust, weighted @ longer + trust.sum(1))
-        factors = np.clip(factors, 1 / _LARGEST, _LARGEST)
-        explained = shares @ factors
+    seconds = np.array([[some.get(name, 0.0) for name in names] for some in parts])
+    measured = np.log([trial.seconds for trial in seen])
+
+    def errors(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.append(np.log(seconds @ np.exp(logs)) - measured, _TRUST * logs)
+
+    solved = least_squares(errors, np.zeros(len(names)), loss="huber", f_scale=_OUTLIER)
+    factors = np.clip(np.exp(solved.x), 1 / _LARGEST, _LARGEST)
     return dict(zip(names, factors.tolist(), strict=True))
 
 
@@ -132,8 +135,12 @@ def _parts(config: TrialConfig, on: Fleet) -> dict[Part, float]:
 
 
 def _curve(config: TrialConfig, on: Fleet, direction: Direction) -> Part:
-    used = rates.curves(on.hardware, config.problem.dtype, config.problem.head_dim, direction)[0]
-    return used.dtype, used.head_dim, used.direction
+    problem = config.problem
+    return _part(rates.curves(on.hardware, problem.dtype, problem.head_dim, direction)[0])
+
+
+def _part(curve: Curve) -> Part:
+    return curve.dtype, curve.head_dim, curve.direction
 
 
 def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
@@ -143,7 +150,7 @@ def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
     for curve in hardware.attention:
         same_way = [x for part, x in factors.items() if part[2:] == (curve.direction,)]
         usual = statistics.median(same_way) if same_way else 1.0
-        factor = factors.get((curve.dtype, curve.head_dim, curve.direction), usual)
+        factor = factors.get(_part(curve), usual)
         rate = {rows: rate / factor for rows, rate in curve.rates.items()}
         curves.append(curve.model_copy(update={"rates": rate}))
 
@@ -153,20 +160,3 @@ def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
     inner = slower(hardware.inner, factors.get("inner", 1.0))
     outer = slower(hardware.outer, 1.0 if on.linked else factors.get("outer", 1.0))
     return hardware.model_copy(update={"attention": tuple(curves), "inner": inner, "outer": outer})
-
-
-def _doubted(on: Fleet, seen: Sequence[MeasuredTrial], beyond: float) -> tuple[Curve, ...]:
-    """Returns the curves of ``on``, as sure as the fit at the rows of its trials; elsewhere with
-    ``more`` spread, as before it."""
-    of_trials: dict[Part, list[int]] = {}
-    for trial in seen:
-        for part in _parts(trial.config, _where(trial, on)):
-            of_trials.setdefault(part, []).append(cost_model.rows(trial.config))
-    curves = []
-    for curve in on.hardware.attention:
-        doubt = {1: beyond}
-        if rows := of_trials.get((curve.dtype, curve.head_dim, curve.direction)):
-            first, last = min(rows), max(rows)
-            doubt = {max(1, first // 2): beyond, first: 0.0, last: 0.0, 2 * last: beyond}
-        curves.append(curve.model_copy(update={"doubt": doubt}))
-    return tuple(curves)

@@ -65,7 +65,7 @@ class Curve(_Entry):
 
     ``stepped``: each second row sees two keys more, as between ranks of folded partitions.
     ``rates``: FLOP/s by rows, of visible pairs: 4 x head dim a pair forward, 10 x backward.
-    ``doubt``: relative spread by rows, beside the entry's.
+    ``doubt``: relative spread beside the entry's.
     """
 
     dtype: Dtype
@@ -74,7 +74,7 @@ class Curve(_Entry):
     causal: bool
     stepped: bool = False
     rates: Annotated[Mapping[Rows, Rate], Field(min_length=1)]
-    doubt: Mapping[Rows, Spread] = {}
+    doubt: Spread = 0.0
 
 
 class Hardware(_Entry):
@@ -234,42 +234,23 @@ def read_entries(path: Path) -> dict[str, Hardware]:
         raise UserError(f"hardware: {path} cannot be read: {why}") from error
     if not isinstance(content, dict) or not content:
         raise UserError(f"hardware: {path} holds no entries, expected NAME: {{title: ...}}")
-    return {str(name): entry(fields, str(path), text, name) for name, fields in content.items()}
+    return {str(name): entry(fields, str(path), name) for name, fields in content.items()}
 
 
-def entry(fields: Any, where: str, source: bytes = b"", *around: Any) -> Hardware:
-    """Returns the entry of ``fields``. ``source``: text of the file that has it under the keys
-    ``around``, if any.
+def entry(fields: Any, where: str, *around: Any) -> Hardware:
+    """Returns the entry of ``fields``. ``around``: the keys under which a file has it, if any.
 
     Raises:
-        UserError: names ``where``, in a file with the line, and each field that is wrong.
+        UserError: names ``where`` and each field that is wrong.
     """
     try:
         return Hardware.model_validate(fields)
     except ValidationError as error:
-        document = yaml.compose(source, yaml.SafeLoader)
         lines = []
         for mistake in error.errors():
-            path = (*around, *mistake["loc"])
-            place = f"{where}:{_line(document, path)}" if document else where
-            lines.append(f"{place}: {'.'.join(map(str, path))}: {_explained(mistake)}")
+            field = ".".join(map(str, (*around, *mistake["loc"])))
+            lines.append(f"{where}: {field}: {_explained(mistake)}")
         raise UserError("\n".join(lines)) from None
-
-
-def _line(node: yaml.Node | None, where: tuple[Any, ...]) -> int:
-    """Returns the line of a field, or of the innermost one around it that is written."""
-    line = node.start_mark.line if node else 0
-    for part in where:
-        if isinstance(node, yaml.MappingNode):
-            pairs = ((key, value) for key, value in node.value if key.value == str(part))
-            key, node = next(pairs, (None, node))
-            if key is None:
-                break
-            line = key.start_mark.line
-        elif isinstance(node, yaml.SequenceNode):
-            node = node.value[part]
-            line = node.start_mark.line
-    return line + 1
 
 
 def _explained(error: ErrorDetails) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -29,13 +29,13 @@ class Rates:
     """Rates of one rank in one pass, by rows of a call. ``rows``: ascending; ``full``, ``causal``,
     ``stepped``: FLOP/s of calls whose queries see all keys, those up to themselves, or more in
     steps; the last of all pairs that are computed, the others of visible pairs. ``doubt``: relative
-    spread by rows."""
+    spread that is added."""
 
     rows: Floats
     full: Floats
     causal: Floats
     stepped: Floats
-    doubt: Mapping[int, float] = field(default_factory=dict)
+    doubt: float = 0.0
 
     def seconds(
         self, flops: Floats, queries: Floats, keys: Floats, visible: Floats, stepped: Bools = False
@@ -75,13 +75,10 @@ class Rates:
         return rate * np.minimum(1.0, np.exp(log_rows - log_known[0]))
 
     def unknown(self, rows: int) -> float:
-        """Returns the relative spread that rows add, outside of the curves or where a fit had no
-        trials."""
+        """Returns the relative spread that rows add outside of the curves, and the doubt."""
         below, above = self.rows[0] / max(rows, 1), rows / self.rows[-1]
         outside = _BELOW * np.log2(max(below, 1.0)) + _ABOVE * np.log2(max(above, 1.0))
-        fitted = sorted(self.doubt)
-        doubt = np.interp(rows, fitted, [self.doubt[row] for row in fitted]) if fitted else 0.0
-        return float(outside + doubt)
+        return float(outside + self.doubt)
 
 
 Kind = tuple[bool, bool]  # causal, stepped
@@ -98,7 +95,7 @@ def _computed(rows: Floats) -> Floats:
     return ratio
 
 
-def _joined(by_kind: Mapping[Kind, Mapping[int, float]], doubt: Mapping[int, float]) -> Rates:
+def _joined(by_kind: Mapping[Kind, Mapping[int, float]], doubt: float) -> Rates:
     """Returns all kinds of curves over the rows of all; of a kind without a curve that of the
     nearest."""
     rows = np.array(sorted(set().union(*by_kind.values())), np.float64)
@@ -127,8 +124,8 @@ def find(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) ->
     used = curves(hardware, dtype, head_dim, direction)
     scale = peak(hardware, dtype) / peak(hardware, used[0].dtype)
     doubt = used[0].doubt
-    if doubt and (used[0].dtype, used[0].head_dim) != (dtype, head_dim):
-        doubt = {1: max(doubt.values())}
+    if (used[0].dtype, used[0].head_dim) != (dtype, head_dim):
+        doubt = max(curve.doubt for curve in hardware.attention)
     return _joined(
         {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in used}, doubt
     )

@@ -99,24 +99,19 @@ MINE = """mine:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "message"),
+    ("old", "new", "message"),
     [
-        ("title: mine", "titel: mine", 2, "mine.titel: field: got 'titel', expected one of title,"),
-        ("title: mine", "titel: mine", 1, "mine.title: missing, expected a value"),
-        (
-            "memory: 8.0e+10",
-            "memory: 80 GB",
-            3,
-            "mine.memory: got '80 GB', expected a valid number",
-        ),
-        ("memory: 8.0e+10", "memory: -1", 3, "mine.memory: got -1, expected greater than or"),
-        ("peak: {float32: 1.0e+14}", "peak: {float23: 1.0e+14}", 5, "did you mean 'float32'?"),
-        ("head_dim: 64", "headdim: 64", 15, "did you mean 'head_dim'?"),
-        ("{1024: 1.0e+13}", "{1024: 1.0e+30}", 1, "far beyond the peak; both are FLOP/s"),
+        ("title: mine", "titel: mine", "mine.titel: field: got 'titel', expected one of title,"),
+        ("title: mine", "titel: mine", "mine.title: missing, expected a value"),
+        ("8.0e+10", "80 GB", "mine.memory: got '80 GB', expected a valid number"),
+        ("memory: 8.0e+10", "memory: -1", "mine.memory: got -1, expected greater than or"),
+        ("peak: {float32: 1.0e+14}", "peak: {float23: 1.0e+14}", "did you mean 'float32'?"),
+        ("head_dim: 64", "headdim: 64", "mine.attention.0.headdim: field: got 'headdim', expected"),
+        ("{1024: 1.0e+13}", "{1024: 1.0e+30}", "far beyond the peak; both are FLOP/s"),
     ],
 )
-def test_a_wrong_file_is_told_by_line_and_field(
-    tmp_path: Path, old: str, new: str, line: int, message: str
+def test_a_wrong_file_is_told_by_its_field(
+    tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(MINE)
@@ -125,23 +120,16 @@ def test_a_wrong_file_is_told_by_line_and_field(
     path.write_text(MINE.replace(old, new))
     with pytest.raises(UserError) as caught:
         hardware.parse_fleet(f"{path}:2x4")
-    lines = [one for one in str(caught.value).splitlines() if one.startswith(f"{path}:{line}: ")]
-    assert any(message in one for one in lines), str(caught.value)
+    lines = [line for line in str(caught.value).splitlines() if line.startswith(f"{path}: ")]
+    assert any(message in line for line in lines), str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("mine: !!python/name:os.system", "could not determine a constructor for the tag"),
-    ],
-)
-def test_a_file_that_cannot_be_read_is_told_in_a_line(tmp_path: Path, text: str, why: str) -> None:
+def test_a_file_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(text)
-    with pytest.raises(UserError) as caught:
+    path.write_text("mine: !!python/name:os.system")
+    with pytest.raises(UserError, match="could not determine a constructor for the tag") as caught:
         hardware.read_entries(path)
     assert str(caught.value).startswith(f"hardware: {path} cannot be read: ")
-    assert why in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
