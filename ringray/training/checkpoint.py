@@ -10,14 +10,13 @@ loads them.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +29,11 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.base import private_files
-from ringray.base.errors import ForeignFileError, reason_of
+from ringray.base.errors import reason_of
 from ringray.base.units import memory
 from ringray.comm.ring import connect, timeout_of
 from ringray.training.checkpoint_files import FACTS, METADATA, PART, Planner, Reader, Writer
 
-_LOCK = "lock"
 # Groups of parameters by name: stages of a pipeline have other parameters under the same numbers.
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
@@ -45,60 +43,33 @@ class CheckpointError(ValueError):
 
 
 class Checkpoints:
-    """The checkpoints of one training; every rank has one, until it is closed.
+    """The checkpoints of one training; every rank has one.
 
-    ``folder``: seen by all ranks; made if it is absent. ``keep``: complete ones that remain.
-    ``note``: is told on rank 0 of damaged ones that were not loaded.
+    ``folder``: of this training alone, seen by all ranks; made if it is absent. ``keep``: complete
+    ones that remain. ``note``: is told on rank 0 of damaged ones that were not loaded.
 
     Raises:
-        CheckpointError: on every rank, the folder cannot be used, or another training has it.
+        CheckpointError: on the first rank, the folder cannot be made; the others raise a
+            ``RefusedError``.
     """
 
     def __init__(
         self, folder: str | Path, *, keep: int = 2, note: Callable[[str], object] = warnings.warn
     ) -> None:
-        with refusing(comm := connect(None)):
-            self.folder, self._keep, self._note = Path(folder), keep, note
-            agree(comm, AgreedCall("checkpoints", folder=str(self.folder), keep=keep))
+        self.folder, self._keep, self._note = Path(folder), keep, note
         self._rank = dist.get_rank()
+        with refusing(comm := connect(None)):
+            if self._rank == 0:
+                try:
+                    private_files.above(self.folder / FACTS)
+                except OSError as error:
+                    raise CheckpointError(f"checkpoints {folder}: {reason_of(error)}") from None
+            agree(comm, AgreedCall("checkpoints", folder=str(self.folder), keep=keep))
         # Its messages must not meet those of training, which go on meanwhile.
         self._group = dist.new_group(backend="gloo", timeout=timeout_of(dist.group.WORLD))
         self._comm = connect(self._group)
         self._writing: Any = None
-        self._lock: IO[str] | None = None
         self._damaged: set[Path] = set()  # complete, but not to go on from
-        refused: list[str | None] = [self._take() if self._rank == 0 else None]
-        dist.broadcast_object_list(refused, group=self._group)
-        if refused[0] is not None:
-            raise CheckpointError(f"checkpoints {self.folder}: {refused[0]}")
-
-    def __enter__(self) -> Checkpoints:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leaves the folder to other trainings; the end of the process does so, too."""
-        if self._lock is not None:
-            self._lock.close()
-
-    def _take(self) -> str | None:
-        """Locks the folder; returns the reason if that cannot be done."""
-        try:
-            private_files.above(lock := self.folder / _LOCK)
-            private_files.create(lock)
-            for path in (self.folder.resolve(), lock):  # others may have made the folder
-                private_files.refuse_foreign(path)
-            self._lock = lock.open("r+")
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return "another training writes there; give each a folder of its own"
-        except ForeignFileError as error:
-            return str(error)
-        except OSError as error:
-            return f"{error.filename or self.folder}: {reason_of(error)}"
-        return None
 
     def save(
         self,
@@ -164,7 +135,7 @@ class Checkpoints:
         there is none at all. ``accept``: gets the facts before anything is loaded, and may raise.
 
         Raises:
-            CheckpointError: on every rank, all are damaged, or others may have written them.
+            CheckpointError: on every rank, all are damaged, or ``accept`` raises one.
         """
         with refusing(self._comm):
             places = complete(self.folder)
@@ -177,8 +148,7 @@ class Checkpoints:
             try:
                 load(state, storage_reader=reader, planner=Planner(), process_group=self._group)
             except CheckpointException as error:
-                final = ForeignFileError, CheckpointError
-                if any(isinstance(first, final) for first, _ in error.failures.values()):
+                if any(isinstance(first, CheckpointError) for first, _ in error.failures.values()):
                     raise CheckpointError(f"checkpoint {place}: {_told(error)}") from None
                 damage.append(f"checkpoint {place} is damaged: {_told(error)}")
                 self._damaged.add(place)
@@ -202,7 +172,7 @@ def _told(error: BaseException) -> str:
         return f"rank {rank}: {_told(first)}"
     if isinstance(error, UnpicklingError):  # torch tells how to run what the file holds
         return "it holds more than tensors and numbers"
-    kind = "" if isinstance(error, ValueError | ForeignFileError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
     return " ".join(f"{kind}{error}".split())[:300]
 
 

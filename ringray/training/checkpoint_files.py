@@ -76,18 +76,15 @@ class Writer(filesystem.FileSystemWriter):
             json.dump(files, file)
             file.flush()
             os.fsync(file.fileno())
-        for path in (place, *place.iterdir()):  # under any umask
-            private_files.close(path, private_files.WRITING)
         shutil.rmtree(place.with_suffix(""), ignore_errors=True)  # one that was damaged
         place.rename(place.with_suffix(""))
 
 
 class Reader(filesystem.FileSystemReader):
-    """Reads a checkpoint that its files show to be whole, and none but this user or root has made.
+    """Reads a checkpoint that its files show to be whole.
 
     ``share``, ``shares``: the part of the digests that this rank compares. ``accept``: gets the
-    facts before anything is loaded, and may raise. What one rank raises all get: ForeignFileError
-    if others may have written a file, else the checkpoint is damaged.
+    facts before anything is loaded, and may raise. What one rank raises all get.
     """
 
     def __init__(
@@ -122,10 +119,7 @@ class Reader(filesystem.FileSystemReader):
 
     def _check(self) -> dict[str, int]:
         """Returns the sizes of the checkpoint's files."""
-        there = [*self._place.iterdir()]
-        for path in (self._place, *there):
-            private_files.refuse_foreign(path)
-        sizes = {path.name: path.lstat().st_size for path in there}
+        sizes = {path.name: path.lstat().st_size for path in self._place.iterdir()}
         if MANIFEST not in sizes:
             return sizes
         manifest = _json(self._place / MANIFEST)

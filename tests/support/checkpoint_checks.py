@@ -50,18 +50,10 @@ def state(made: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
 
 def saves(folder: Path, rank: int, size: int) -> None:
     """Writes the checkpoints of steps 1 and 2, each rank a part of them."""
-    with Checkpoints(folder) as kept:
-        for step in (1, 2):
-            kept.save(step, *model(step), {"of": step})
-        kept.wait()
-
-
-def saves_under(umask: int, folder: Path, rank: int, size: int) -> None:
-    before = os.umask(umask)
-    try:
-        saves(folder, rank, size)
-    finally:
-        os.umask(before)
+    kept = Checkpoints(folder)
+    for step in (1, 2):
+        kept.save(step, *model(step), {"of": step})
+    kept.wait()
 
 
 def accept(facts: dict[str, Any]) -> None:
@@ -74,8 +66,7 @@ def load(folder: Path) -> tuple[int | None, str]:
     """Returns the step whose numbers were loaded, and what was told; the numbers are right."""
     told: list[str] = []
     made, optimizer = model(0)
-    with Checkpoints(folder, note=told.append) as kept:
-        facts = kept.load(made, optimizer, accept)
+    facts = Checkpoints(folder, note=told.append).load(made, optimizer, accept)
     if facts is None:
         return None, ""
     assert facts["of"] == facts["step"]
@@ -119,16 +110,16 @@ def ranks_disagree(folder: Path, rank: int, size: int) -> None:
 
 def goes_on_behind_damage(folder: Path, rank: int, size: int) -> None:
     """Two whole checkpoints are kept; the damaged one, which is newer, is gone then."""
-    with Checkpoints(folder, note=list) as kept:
-        facts = kept.load(*model(0))
-        assert facts is not None
-        assert facts["step"] == 1
-        dist.barrier()
-        assert [place.name[-1] for place in checkpoint.complete(folder)] == ["1", "2"]
-        kept.save(3, *model(3), {"of": 3})
-        kept.wait()
-        dist.barrier()
-        assert [place.name[-1] for place in checkpoint.complete(folder)] == ["1", "3"]
+    kept = Checkpoints(folder, note=list)
+    facts = kept.load(*model(0))
+    assert facts is not None
+    assert facts["step"] == 1
+    dist.barrier()
+    assert [place.name[-1] for place in checkpoint.complete(folder)] == ["1", "2"]
+    kept.save(3, *model(3), {"of": 3})
+    kept.wait()
+    dist.barrier()
+    assert [place.name[-1] for place in checkpoint.complete(folder)] == ["1", "3"]
 
 
 def dies_while_it_writes(folder: Path, rank: int, size: int) -> None:

@@ -46,11 +46,10 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     with context.agreed():
         trainer = Trainer(model, mesh, recipe, corpus(training, model, recipe.seed))
     report = RankReport(rank=context.rank)
-    if training.checkpoints is None:
-        _train(config, context, trainer, None, report)
-    else:
-        with Checkpoints(training.checkpoints, note=report.notes.append) as checkpoints:
-            _train(config, context, trainer, checkpoints, report)
+    checkpoints = None
+    if training.checkpoints is not None:
+        checkpoints = Checkpoints(training.checkpoints, note=report.notes.append)
+    _train(config, context, trainer, checkpoints, report)
     return report
 
 

@@ -79,14 +79,18 @@ class ClusterLinks(BaseModel):
     def _slow(
         self, speeds: _Speeds, times: float, word: str, written: Callable[[float], str]
     ) -> Iterator[str]:
-        """Yields what is ``times`` slower than the median of the pairs without slow nodes."""
-        names, others, slow = [node.name for node in self.nodes], speeds, dict[int, str]()
-        while (node := _slowest(others, times)) is not None:
-            slow[node] = written(median(speed for pair, speed in speeds.items() if node in pair))
-            others = _without(others, node)
+        """Yields what is ``times`` slower than the median of the others: a node by the best of its
+        pairs, then pairs of other nodes."""
+        names, slow = [node.name for node in self.nodes], set[int]()
+        for node in range(len(names)):
+            mine = [speed for pair, speed in speeds.items() if node in pair]
+            apart = [speed for pair, speed in speeds.items() if node not in pair]
+            if len(mine) > 1 and apart and max(mine) * times < median(apart):
+                slow.add(node)
+                both = f"{written(median(mine))}, the median is {written(median(apart))}"
+                yield f"{names[node]} is {word} all others: {both}"
+        others = {pair: speed for pair, speed in speeds.items() if not slow & {*pair}}
         usual = median(others.values()) if others else 0.0
-        for node, mine in slow.items():
-            yield f"{names[node]} is {word} all others: {mine}, the median is {written(usual)}"
         for (first, second), speed in sorted(others.items(), key=itemgetter(1)):
             if speed * times < usual:
                 both = f"{names[first]} ↔ {names[second]}"
@@ -105,22 +109,3 @@ class ClusterLinks(BaseModel):
             latency=max(median_high(pair.latency for pair in some) for some in mine),
             ranks=hardware.outer.ranks,
         )
-
-
-def _slowest(speeds: _Speeds, times: float) -> int | None:
-    """Returns the node whose best pair, of several, is slowest, if it is ``times`` slower than the
-    median of the pairs of others."""
-    mine: dict[int, list[float]] = {}
-    for pair, speed in speeds.items():
-        for node in pair:
-            mine.setdefault(node, []).append(speed)
-    best = {node: max(some) for node, some in mine.items() if len(some) > 1}
-    if not best:
-        return None
-    worst = min(best, key=best.__getitem__)
-    others = _without(speeds, worst).values()
-    return worst if others and best[worst] * times < median(others) else None
-
-
-def _without(speeds: _Speeds, node: int) -> _Speeds:
-    return {pair: speed for pair, speed in speeds.items() if node not in pair}

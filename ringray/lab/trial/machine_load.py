@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from statistics import mean
 from typing import Any, NamedTuple
@@ -69,7 +68,7 @@ class Watch:
 
         self._process = psutil.Process()
         self._gpu = _gpu(gpu) if gpu else None
-        self._energy = self._gpu.millijoules() if self._gpu else None
+        self._energy = self._read(_millijoules)
         psutil.cpu_percent()  # the next call is relative to this one
         self._cpu = time.process_time()
         self._began = time.perf_counter()
@@ -79,49 +78,41 @@ class Watch:
         import psutil
 
         wall = max(time.perf_counter() - self._began, 1e-9)
+        energy = self._read(_millijoules)
         loads = {
             "cpu_percent": (time.process_time() - self._cpu) / wall * 100,
             "host_cpu_percent": psutil.cpu_percent(),
             "rss_bytes": float(self._process.memory_info().rss),
             "niceness": float(os.nice(0)),
         }
-        if self._gpu is not None:
-            energy = self._gpu.millijoules()
-            if energy is not None and self._energy is not None:
-                loads["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
-            loads |= self._gpu.now()
-        return loads
+        if energy is not None and self._energy is not None:
+            loads["gpu_power_watts"] = (energy - self._energy) / 1e3 / wall
+        readings = {name: self._read(load.now) for name, load in LOADS.items() if load.now}
+        return loads | {name: value for name, value in readings.items() if value is not None}
+
+    def _read(self, reading: Callable[[Any, Any], float]) -> float | None:
+        """Returns a reading of the GPU; None without one, or if it does not support it."""
+        if self._gpu is None:
+            return None
+        nvml, device = self._gpu
+        try:
+            return float(reading(nvml, device))
+        except nvml.NVMLError:
+            return None
 
 
-class _Gpu:
-    """One GPU in NVML. Readings that it does not support are left out."""
-
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml, self._handle = nvml, handle
-
-    def millijoules(self) -> int | None:
-        """Returns the energy since the driver was loaded."""
-        with suppress(self._nvml.NVMLError):
-            return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
-        return None
-
-    def now(self) -> dict[str, float]:
-        """Returns the device's present readings."""
-        loads: dict[str, float] = {}
-        for name, load in LOADS.items():
-            if load.now is not None:
-                with suppress(self._nvml.NVMLError):
-                    loads[name] = float(load.now(self._nvml, self._handle))
-        return loads
+def _millijoules(nvml: Any, device: Any) -> float:
+    """Returns the energy since the driver was loaded."""
+    return float(nvml.nvmlDeviceGetTotalEnergyConsumption(device))
 
 
 @cache  # NVML takes milliseconds to open
-def _gpu(uuid: str) -> _Gpu | None:
-    """Returns the GPU; None where NVML does not know it."""
+def _gpu(uuid: str) -> tuple[Any, Any] | None:
+    """Returns NVML and its handle of a GPU; None where it does not know it."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return _Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(uuid)
     except Exception:  # no NVML, or an error of one of many drivers
         return None
