@@ -31,9 +31,9 @@ from ringray.lab.driver.studies import results as study_results
 from ringray.lab.kinds import KINDS
 from ringray.lab.listeners import listeners
 from ringray.lab.opening import as_it_stands, open_store
-from ringray.lab.plan.past_trials import past_trials
 from ringray.lab.plan.plan import Plan, build, restored
 from ringray.lab.plan.trial import Trial
+from ringray.lab.predict.fitting import past_trials
 from ringray.lab.report import live
 from ringray.lab.report.history import Measured, measurements
 from ringray.lab.specs import model as specs

@@ -11,11 +11,10 @@ from typing import Any
 from ringray.base import units
 from ringray.base.errors import UserError, unknown
 from ringray.lab.cli.options import STORE, Option, Output, options, write
-from ringray.lab.plan.past_trials import past_trials
 from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration
 from ringray.lab.predict.advise import Proposal, TrainingRequest
-from ringray.lab.predict.fitting import fitted
+from ringray.lab.predict.fitting import fitted, past_trials
 from ringray.lab.predict.transformer import RankMemory
 from ringray.lab.report import tables, words
 from ringray.lab.specs import model as specs

@@ -15,10 +15,10 @@ from ringray.base.errors import UserError
 from ringray.base.redaction import public_spec
 from ringray.lab.cli.options import SET, SPEC, STORE, Option, Output, options, write
 from ringray.lab.plan import forecast
-from ringray.lab.plan.past_trials import past_trials
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.plan.trial import trial_dict
 from ringray.lab.predict import calibration, cost_model
+from ringray.lab.predict.fitting import past_trials
 from ringray.lab.predict.hardware import Fleet, Noise
 from ringray.lab.report import words
 from ringray.lab.specs import model as specs

@@ -2,6 +2,7 @@
 
 hardware     ranks and links as data, and fleets of them
 calibration  hardware that was measured here
+fitting      hardware, corrected by the trials of a store
 links        links between the nodes of clusters, measured
 rates        seconds of attention calls, from curves
 simulator    ranks and ports, step by step

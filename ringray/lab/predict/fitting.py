@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ringray.base.errors import UserError
+from ringray.lab.kinds import KINDS
 from ringray.lab.predict import calibration, cost_model, rates
 from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware, Link
+from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.config import TrialConfig
 
 NEWEST = 128  # trials that are looked at
+_SWEEPS = 32  # the newest, whose trials are taken
 LEAST, _MOST_TRIALS = 8, 32  # trials that are fitted to
 _ROUNDS = 3  # of factors: with them, the part of the communication that is hidden changes
 _OUTLIER = 0.1  # relative error beyond which a trial counts less
@@ -39,6 +46,29 @@ class MeasuredTrial(NamedTuple):
     config: TrialConfig
     seconds: float
     environment: Mapping[str, Any]
+
+
+def past_trials(named: str | None, but: str = "") -> Iterator[MeasuredTrial]:
+    """Yields trials of the named store or the default one, newest sweeps first, except those of one
+    sweep; none, with a warning, if it cannot be read."""
+    path = Path(named) if named else default_path()
+    if not path.exists():
+        return
+    try:
+        with Store(path, readonly=True) as store:
+            for sweep in islice(store.sweeps(), _SWEEPS):
+                kind = KINDS.get(sweep.kind)
+                if sweep.digest == but or kind is None or kind.independent_ranks:
+                    continue
+                for row in store.newest(sweep.digest, NEWEST):
+                    if "prediction_ratio" not in row.numbers:
+                        continue
+                    seconds, environment = row.metrics["median_ms"] / 1e3, row.environment
+                    with suppress(TypeError):  # of another version, with other fields
+                        config = TrialConfig.from_dict(row.config)
+                        yield MeasuredTrial(config, seconds, environment or sweep.environment)
+    except UserError as error:
+        print(f"ringray: warning: predictions without its trials: {error}", file=sys.stderr)
 
 
 def fitted(on: Fleet, trials: Iterable[MeasuredTrial]) -> Fleet:
