@@ -12,6 +12,7 @@ from ringray.attention.sharding import local_positions
 from ringray.training.corpus import NO_LABEL, Corpus, CorpusError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 TEXTS = {"a.txt": "abcdef", "b.md": "0123456789", "sub/c.txt": "XYZ", "d.txt": "q"}
@@ -122,35 +123,40 @@ def test_text_is_tokenized_once_by_a_tokenizer_of_a_folder(folder: Path, tmp_pat
         Corpus([tmp_path / "latin.txt"], tokenizer=tmp_path / "words", kept=tmp_path / "kept")
 
 
-def test_what_cannot_be_used_is_named(tmp_path: Path) -> None:
-    def says(message: str, *paths: Path, **options: Path) -> None:
-        with pytest.raises(CorpusError, match=message):
-            Corpus(paths, **options)
+def floats(folder: Path) -> None:
+    np.save(folder / "t.npy", np.ones(4))
 
-    says("no .txt, .md, .jsonl or .npy file in", tmp_path)
-    says("is neither a file nor a folder", tmp_path / "none.txt")
-    (tmp_path / "empty.txt").touch()
-    says(r"empty\.txt is empty", tmp_path)
-    (tmp_path / "empty.txt").unlink()
-    (tmp_path / "binary.txt").write_bytes(bytes(range(256)))
-    says(r"binary\.txt is binary", tmp_path)
-    (tmp_path / "binary.txt").unlink()
-    np.save(tmp_path / "floats.npy", np.ones(4))
-    says(r"floats\.npy has float64 of shape \(4,\), expected integers", tmp_path)
-    (tmp_path / "floats.npy").write_bytes(b"nothing")
-    says(r"floats\.npy is no \.npy array", tmp_path)
-    np.save(tmp_path / "floats.npy", np.arange(9))
-    np.save(tmp_path / "floats.ends.npy", np.array([5, 4, 9]))
-    says("no ascending ends of documents up to the 9 tokens", tmp_path)
-    np.save(tmp_path / "floats.ends.npy", np.array([7, 3, 9], np.uint64))
-    says("no ascending ends of documents up to the 9 tokens", tmp_path)
-    (tmp_path / "folder.txt").mkdir()
-    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
-    says("no ascending ends", tmp_path)  # not of these two
-    (tmp_path / "one.txt").write_text("a")
-    says("holds 1 tokens", tmp_path / "one.txt")
-    (tmp_path / "two.txt").write_text("ab")
-    says("is no folder of a Hugging Face tokenizer", tmp_path / "two.txt", tokenizer=tmp_path / "x")
+
+def ends_that_fall(folder: Path) -> None:
+    np.save(folder / "t.npy", np.arange(9))
+    np.save(folder / "t.ends.npy", np.array([7, 3, 9], np.uint64))
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (lambda folder: None, "no .txt, .md, .jsonl or .npy file in"),
+        (lambda folder: folder.rmdir(), "is neither a file nor a folder"),
+        (lambda folder: (folder / "t.txt").touch(), r"t\.txt is empty"),
+        (lambda folder: (folder / "t.txt").write_bytes(bytes(range(256))), r"t\.txt is binary"),
+        (lambda folder: (folder / "t.txt").write_text("a"), "holds 1 tokens"),
+        (lambda folder: (folder / "t.npy").write_bytes(b"nothing"), r"t\.npy is no \.npy array"),
+        (floats, r"t\.npy has float64 of shape \(4,\), expected integers"),
+        (ends_that_fall, "no ascending ends of documents up to the 9 tokens"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    made: Callable[[Path], object], says: str, tmp_path: Path
+) -> None:
+    (place := tmp_path / "corpus").mkdir()
+    made(place)
+    with pytest.raises(CorpusError, match=says):
+        Corpus([place])
+
+
+def test_a_folder_without_a_tokenizer_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="is no folder of a Hugging Face tokenizer"):
+        Corpus([folder / "a.txt"], tokenizer=tmp_path / "x")
     pytest.importorskip("transformers")
-    (tmp_path / "folder").mkdir()
-    says("folder holds none", tmp_path / "two.txt", tokenizer=tmp_path / "folder")
+    with pytest.raises(CorpusError, match="sub holds none"):
+        Corpus([folder / "a.txt"], tokenizer=folder / "sub")

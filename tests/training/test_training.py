@@ -166,7 +166,6 @@ def test_models_that_attend_locally_are_refused_on_every_rank() -> None:
         (Degrees(tp=3), {}, "tp: got 3, expected a divisor of heads = 4"),
         (Degrees(tp=2), {"seq_len": 127, "partition": "contiguous"}, "seq_len: got 127"),
         (Degrees(cp=2), {"scores": "whole", "documents": False}, "whole scores need cp 1"),
-        (Degrees(), {"scores": "whole"}, "whole scores need"),
         (Degrees(), {"scores": "whole", "documents": False, "kept": "attention"}, "kept: got"),
     ],
 )

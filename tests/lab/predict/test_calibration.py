@@ -70,5 +70,5 @@ def test_without_one_the_error_names_the_command(home: Path) -> None:
 def test_a_damaged_file_is_named(fields: dict[str, Any]) -> None:
     place = calibration.write(fields, "cpu")
     place.write_text(json.dumps({"local": {"title": 1}}))
-    with pytest.raises(UserError, match=f"{place.name}:1: local.title: got 1"):
+    with pytest.raises(UserError, match=f"{place.name}: local.title: got 1"):
         calibration.find("cpu")

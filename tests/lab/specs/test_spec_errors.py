@@ -49,26 +49,15 @@ CASES = {
         "got 'eight', expected an integer from 1 to 1024 or a list of them",
     ),
     "quoted number": Broken("heads: 4", 'heads: "4"', 8, "problem.heads", "; write it plainly"),
-    "fraction": Broken("heads: 4", "heads: 4.0", 8, "problem.heads", "got 4.0, expected"),
-    "zero": Broken("heads: 4", "heads: 0", 8, "problem.heads", "got 0, expected an integer from 1"),
-    "negative": Broken("size: 2", "size: -2", 5, "ring.size", "got -2, expected an integer from 1"),
-    "too large": Broken("size: 2", "size: 4097", 5, "ring.size", "to 4096"),
     "octal look": Broken("heads: 4", "heads: 010", 8, "problem.heads", "got '010'"),
-    "true for a number": Broken("heads: 4", "heads: true", 8, "problem.heads", "got true,"),
     "bad suffix": Broken("seq_len: 64", "seq_len: 64q", 7, "problem.seq_len", "got '64q'"),
     "word for true": Broken(
         "heads: 4", "causal: maybe", 8, "problem.causal", "got 'maybe', expected true or false"
-    ),
-    "bad duration": Broken(
-        "size: 2", "idle_release: 5 days", 5, "ring.idle_release", "a duration from 0s to 24h"
     ),
     "too short": Broken(
         "measure:", "limits: {trial_timeout: 10ms}\nmeasure:", 11, "limits.trial_timeout",
         "got '10ms', expected null (2 minutes, or longer if a trial needs it) or a duration from "
         "1s to 24h",
-    ),
-    "quoted block": Broken(
-        "partition: zigzag", 'blocks: "64"', 10, "strategy.blocks", "; write it plainly"
     ),
     "block of no kernel": Broken(
         "partition: zigzag", "blocks: [null, dk=64x64/4/2]", 10, "strategy.blocks",
@@ -79,9 +68,6 @@ CASES = {
     "unknown kind": Broken(
         "kind: latency", "kind: latencey", 3, "kind",
         f"got 'latencey', expected one of {', '.join(KINDS)}; did you mean 'latency'?",
-    ),
-    "unknown partition": Broken(
-        "zigzag", "zig-zag", 10, "strategy.partition", "did you mean 'zigzag'?"
     ),
     "unknown dtype": Broken(
         "heads: 4", "dtype: float23", 8, "problem.dtype",
@@ -101,14 +87,9 @@ CASES = {
         "seq_len: 64", "seq_len: 64\n  seq_length: 64", 8, "problem.seq_length",
         "unknown field; did you mean 'seq_len'? valid: seq_len, batch,",
     ),
-    "unknown section": Broken("ring:", "rings:", 4, "rings", "did you mean 'ring'?"),
     "field of another section": Broken(
         "size: 2", "repeats: 2", 5, "ring.repeats", "did you mean 'measure.repeats'?"
     ),
-    "field without its section": Broken(
-        "ring:\n  size: 2", "heads: 2", 4, "heads", "did you mean 'problem.heads'?"
-    ),
-    "missing name": Broken("name: good\n", "", 1, "name", "missing, expected a name"),
     "missing field": Broken("seq_len: 64\n  ", "", 6, "problem.seq_len", "missing, expected"),
     "given twice": Broken(
         "heads: 4", "heads: 4\n  heads: 8", 9, "problem.heads", "given twice, first on line 8"
@@ -123,24 +104,16 @@ CASES = {
     "twice in a sweep": Broken(
         "heads: 4", "heads: [4, 8, 4]", 8, "problem.heads", "got 4, expected each value once"
     ),
-    "sweep of a single value": Broken(
-        "repeats: 3", "repeats: [3, 5]", 12, "measure.repeats", "got a list, expected an integer"
-    ),
     # documents
     "documents without lengths": Broken(
         "heads: 4", "documents: {}", 8, "problem.documents.lengths", "expected a list of lengths"
     ),
-    "negative document": Broken(
-        "heads: 4", "documents: {lengths: [65, -1]}", 8, "problem.documents.lengths", "got -1"
-    ),
     # YAML itself
     "tab": Broken("  size: 2", "\tsize: 2", 5, None, "indent with spaces, not tabs"),
-    "unclosed list": Broken("size: 2", "size: [2", 6, None, "not valid YAML"),
     "anchor": Broken("size: 2", "size: &s 2", 5, None, "'&s': anchors and aliases are not allowed"),
     "tag": Broken("size: 2", "size: !!int 2", 5, None, "tag '!!int': tags are not allowed"),
     "second document": Broken("measure:", "---\nmeasure:", 11, None, "a spec is one document"),
     "control character": Broken("name: good", "name: go\x07d", 2, None, "0x07 is not allowed"),
-    "deep": Broken("size: 2", "size: " + "[" * 5000, 5, None, "nested deeper than 20 levels"),
     "beyond Unicode": Broken("name: good", 'name: "\\Uffffffff"', 2, None, "not valid YAML"),
 }  # fmt: skip
 
@@ -160,10 +133,6 @@ def test_broken(case: Broken) -> None:
     assert not re.search(r"pydantic|type=|Input should|Traceback|<class", str(error))
     assert max(len(part) for part in str(error).splitlines()) < 500
     str(error).encode()  # can be printed and stored
-
-
-def test_good_is_good() -> None:
-    assert parse(GOOD).name == "good"
 
 
 def test_all_mistakes_are_told_in_the_order_of_their_lines() -> None:

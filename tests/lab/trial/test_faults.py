@@ -35,13 +35,10 @@ GPU = "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capaci
     [
         (RuntimeError(CPU), "out-of-memory", False),
         (OutOfMemoryError(GPU), "out-of-memory", False),
-        (OSError(12, "Cannot allocate memory"), "out-of-memory", False),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED"), "out-of-memory", False),
         (DistBackendError("NCCL error: Cuda failure 2 'out of memory'"), "out-of-memory", False),
         (compiler("triton.compiler.errors", "CompilationError"), "compile-error", False),
-        (compiler("torch._inductor.exc"), "compile-error", False),
         (RuntimeError("[127.0.0.1]:4711: Connection closed by peer"), "connection-lost", True),
-        (RuntimeError("Timed out waiting 60000ms for recv operation"), "connection-lost", True),
         (DistBackendError("NCCL error"), "connection-lost", True),
         (PeerError("another rank", "out-of-memory"), "out-of-memory", True),
         (ValueError("heads: got 3"), "user-error", False),
@@ -55,9 +52,8 @@ def test_exceptions_have_kinds(error: Exception, kind: str, secondhand: bool) ->
 
 @pytest.mark.parametrize(
     ("text", "count"),
-    [(CPU, 268435456), (GPU, int(20.5 * 2**30)), ("tried to allocate 512.00 MiB.", 1 << 29),
-     ("Unable to allocate 1.5 KiB for an array", 1536), ("no memory", None)],
-)  # fmt: skip
+    [(CPU, 268435456), (GPU, int(20.5 * 2**30)), ("no memory", None)],
+)
 def test_what_was_asked_for_is_read(text: str, count: int | None) -> None:
     assert faults.asked(text) == count
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import tempfile
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
 
 import ringray
 from ringray.lab.plan import plan
@@ -18,6 +16,7 @@ from ringray.lab.specs import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, peak_memory, summarise, verdict
 from ringray.lab.trial.outcome import Outcome
+from tests.support.ranks import on_ring
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
@@ -140,33 +139,21 @@ BATCH, HEADS, ROWS, HEAD_DIM = 1, 8, 2048, 64
 CASES = [(dtype, causal) for dtype in (torch.bfloat16, torch.float32) for causal in (True, False)]
 
 
-def measure_forward(rank: int, size: int, folder: str) -> None:
+def measure_forward(folder: Path, rank: int, size: int) -> None:
     """One rank: writes the peak of a forward pass, by case, to ``folder``."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=(Path(folder) / "store").as_uri(), rank=rank, world_size=size,
-        timeout=timedelta(seconds=1200),
-    )  # fmt: skip
     peaks = []
     for dtype, causal in CASES:
         q, k, v = (torch.randn(BATCH, HEADS, ROWS, HEAD_DIM).to(dtype) for _ in "qkv")
-
-        def attend(
-            q: torch.Tensor = q, k: torch.Tensor = k, v: torch.Tensor = v, causal: bool = causal
-        ) -> object:
-            return ringray.ring_attention(q, k, v, causal=causal)
-
+        attend = partial(ringray.ring_attention, q, k, v, causal=causal)
         attend()  # what a first call caches (positions, intervals) is not this call's
         peaks.append(peak_memory(attend, CPU))
-    (Path(folder) / f"{rank}").write_text(" ".join(map(str, peaks)))
-    dist.barrier()
-    dist.destroy_process_group()
+    (folder / f"{rank}").write_text(" ".join(map(str, peaks)))
 
 
 def forward_peaks(size: int) -> list[float]:
     """The largest rank's peak, less lse, in blocks of B * S_local * H * D elements; by case."""
     with tempfile.TemporaryDirectory() as folder:
-        spawn(measure_forward, args=(size, folder), nprocs=size)
+        on_ring(size, [partial(measure_forward, Path(folder))])
         by_rank = [
             [int(n) for n in (Path(folder) / f"{rank}").read_text().split()] for rank in range(size)
         ]
@@ -177,16 +164,9 @@ def forward_peaks(size: int) -> list[float]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # the ranks inherit it
-
-
 @pytest.fixture(scope="module")
 def ring_of_four() -> list[float]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        return forward_peaks(4)
+    return forward_peaks(4)
 
 
 @pytest.mark.slow
