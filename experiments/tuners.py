@@ -26,6 +26,7 @@ from ringray.lab.plan.problems import studies
 from ringray.lab.predict.hardware import Fleet, cpu
 from ringray.lab.search import METHODS
 from ringray.lab.specs import model as specs
+from ringray.lab.specs.sections import SearchSection
 from ringray.lab.sweeps import stored_spec
 from ringray.lab.trial.outcome import Outcome
 
@@ -103,7 +104,7 @@ def _asking(
 ) -> Plan:
     """Returns the plan that searches by ``method``."""
     takes = METHODS[method].options
-    search = specs.SearchSection(
+    search = SearchSection(
         method=method,
         budget=budget if "budget" in takes else None,
         seed=0 if "seed" in takes else None,

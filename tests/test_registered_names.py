@@ -57,7 +57,7 @@ ALLOWED = {
     ("ringray.models.huggingface.cache", "ring"): "the argument of a model's forward",
     ("ringray.models.huggingface.forward", "ring"): "the argument of a model's forward",
     ("ringray.models.huggingface.generation", "ring"): "the argument of a model's forward",
-    ("ringray.lab.specs.model", "grid"): "the default of specs",
+    ("ringray.lab.specs.sections", "grid"): "the default of specs",
     ("ringray.lab.trial.metrics", "overlap"): "a group of metrics",
     **{("ringray_kernels.bench.problems", name): BENCH for name in PARTITIONS},
     ("ringray_kernels.bench.contenders", "flex"): CONTENDER,

@@ -18,6 +18,7 @@ from ringray.lab.predict.fitting import fitted, past_trials
 from ringray.lab.predict.transformer import RankMemory
 from ringray.lab.report import tables, words
 from ringray.lab.specs import model as specs
+from ringray.lab.specs import sections
 from ringray.lab.specs.fields import Mismatch, tokens
 from ringray.models import sizes
 from ringray_kernels.dtypes import DTYPES
@@ -84,7 +85,7 @@ def advise(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> TrainingRequest:
-    names = {**{name: name for name in DTYPES}, **specs.DTYPE_ALIASES}
+    names = {**{name: name for name in DTYPES}, **sections.DTYPE_ALIASES}
     if arguments.dtype not in names:
         raise UserError(unknown("--dtype", arguments.dtype, names))
     dtype = names[arguments.dtype]

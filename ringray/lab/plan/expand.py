@@ -14,7 +14,8 @@ from ringray.lab.kinds import TrialKind
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import kernel_cuts, limits
 from ringray.lab.specs.domain_fields import Window
-from ringray.lab.specs.model import ProblemSection, Spec
+from ringray.lab.specs.model import Spec
+from ringray.lab.specs.sections import ProblemSection
 from ringray.lab.trial.config import TrialConfig
 from ringray.models import sizes
 from ringray.partition import PARTITIONS

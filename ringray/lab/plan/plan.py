@@ -30,7 +30,8 @@ from ringray.lab.plan.trial import Trial
 from ringray.lab.predict import calibration, cost_model, transformer
 from ringray.lab.predict.fitting import MeasuredTrial, fitted
 from ringray.lab.predict.hardware import LOCAL, Fleet, cpu, gpus, interpreter, parse_fleet
-from ringray.lab.specs.model import LimitsSection, Spec
+from ringray.lab.specs.model import Spec
+from ringray.lab.specs.sections import LimitsSection
 from ringray.lab.trial.config import FIELDS, TrialConfig, default_config
 from ringray.lab.trial.outcome import NOT_REQUESTED, NOT_TRIED, TrialRow
 from ringray.lab.trial.training import examination

@@ -1,6 +1,7 @@
 """Specs: checked YAML files.
 
-model          the sections of a spec
+model          a spec: read, checked, named by its digest
+sections       its sections and their fields
 fields         kinds of fields: bounds, choices, units, sweeps
 domain_fields  blocks, transports and documents
 explain        errors with line, field and nearest name

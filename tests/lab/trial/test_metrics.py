@@ -7,7 +7,7 @@ import pytest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.report import words
 from ringray.lab.report.replicas import together
-from ringray.lab.specs.model import OBJECTIVES
+from ringray.lab.specs.sections import OBJECTIVES
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, summarise
 from ringray.lab.trial.metrics import (
