@@ -174,7 +174,7 @@ class TrialRunner:
         config, chosen = ring.settle(work.config, trial.kind)
         if chosen:
             self._note_once(chosen["source"])
-        until = deadline(trial, config, self._limits)
+        until = deadline(trial, self._limits)
         trains = trial.kind.trains
         peak = peak_of(self._plan.on, trial.config) if trains else None
         watch = self._watch(trial, peak) if trains else None

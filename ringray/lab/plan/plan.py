@@ -226,24 +226,19 @@ class Deadline(NamedTuple):
     limit: str
 
 
-def deadline(trial: Trial, config: TrialConfig, section: LimitsSection) -> Deadline:
-    """Returns the deadline of ``trial``, which is the user's limit if there is one; ``config`` has
-    its choices made, ``section`` has the limits of the plan."""
-    kind, timeout = trial.kind, section.trial_timeout or TIMEOUT_S
+def deadline(trial: Trial, section: LimitsSection) -> Deadline:
+    """Returns the deadline of ``trial``, which is the user's limit if there is one; ``section`` has
+    the limits of the plan."""
+    timeout = section.trial_timeout or TIMEOUT_S
     if section.trial_timeout is not None and "trial_timeout" in section.model_fields_set:
         return Deadline(timeout, f"limits.trial_timeout: {duration(timeout)}")
     default = f"limits.trial_timeout is {duration(timeout)} by default"
-    if trial.predicted is None or kind.independent_ranks:  # the time of compilers is unknown
+    if trial.predicted is None or trial.kind.independent_ranks:  # compilers take unknown times
         return Deadline(timeout, default)
-    once = trial.predicted.time_ms / 1e3
-    # One process computes the whole problem for the baseline; an oracle does so in fp64.
-    beside = config.ring.size * (kind.oracle_passes or bool(config.measure.baseline))
-    runs = config.measure.warmup + config.measure.repeats + 1 + examination(config)
-    predicted = once * runs * (1 + beside)
-    longest = max(DEADLINE_FLOOR_S, _DEADLINE_FACTOR * predicted)
+    longest = max(DEADLINE_FLOOR_S, _DEADLINE_FACTOR * trial.measuring_s)
     if longest >= timeout:
         return Deadline(timeout, default)
-    guess = f"{_DEADLINE_FACTOR:g} × the predicted {duration(predicted)}, at least"
+    guess = f"{_DEADLINE_FACTOR:g} × the predicted {duration(trial.measuring_s)}, at least"
     guess += f" {DEADLINE_FLOOR_S:g} s; limits.trial_timeout sets another"
     return Deadline(longest, guess)
 

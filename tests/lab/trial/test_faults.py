@@ -150,7 +150,7 @@ def deadline(
     given = spec.parse(f"{text}limits: {{trial_timeout: {timeout}}}\n")
     if not written:
         given.limits.model_fields_set.discard("trial_timeout")
-    return plan.deadline(trial, trial.config, given.limits)
+    return plan.deadline(trial, given.limits)
 
 
 def test_deadlines_follow_the_plan() -> None:
@@ -175,4 +175,4 @@ def test_other_limits_are_named() -> None:
     ]:
         made = plan.build(spec.parse(text + limits))
         first = made.trials[0]
-        assert plan.deadline(first, first.config, made.spec.limits).limit.startswith(start)
+        assert plan.deadline(first, made.spec.limits).limit.startswith(start)
