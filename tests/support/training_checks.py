@@ -7,7 +7,6 @@ import math
 import re
 import resource
 import signal
-import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -165,38 +164,6 @@ def continues(
     assert [step.number for step in found] == [step.number for step in later]
     for got, want in zip(found, later, strict=True):
         assert got.loss == pytest.approx(want.loss, rel=2e-5), got.number
-
-
-def interrupted_saves_are_not_loaded(folder: Path, rank: int, size: int) -> None:
-    made, kept = trainer(Degrees(cp=size)), Checkpoints(folder)
-    assert kept.load(made.model, made.optimizer) is None
-    steps(made, 1)
-    kept.save(1, made.model, made.optimizer, made.facts())
-    kept.wait()
-    steps(made, 2)
-    kept.save(2, made.model, made.optimizer, made.facts())
-    kept.wait()
-    dist.barrier()
-    if rank == 0:  # as a process leaves it that is killed while it writes
-        (folder / "step-00000002" / ".metadata").unlink()
-    dist.barrier()
-    facts = kept.load(made.model, made.optimizer)
-    assert facts is not None
-    assert facts["step"] == 1
-    steps(made, 3)
-    kept.save(3, made.model, made.optimizer, made.facts())
-    kept.wait()
-    dist.barrier()
-    assert sorted(one.name for one in folder.glob("*-*")) == ["step-00000001", "step-00000003"]
-    if rank == 0:
-        for piece in (folder / "step-00000003").glob("*.distcp"):
-            piece.write_bytes(piece.read_bytes()[:100])
-    dist.barrier()
-    with warnings.catch_warnings(record=True) as told:
-        facts = kept.load(made.model, made.optimizer)
-    assert facts is not None
-    assert facts["step"] == 1
-    assert len(told) == (rank == 0)
 
 
 def a_full_disk_is_told(folder: Path, rank: int, size: int) -> None:

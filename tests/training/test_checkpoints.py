@@ -56,6 +56,7 @@ DAMAGES: list[tuple[str, Callable[[Path], object], str]] = [
     ("__0_0.distcp", lambda path: os.truncate(path, 1000), "__0_0.distcp has 1,000 bytes, expec"),
     (".metadata", flip, ".metadata"),
     (".metadata", folder_instead, ".metadata has "),
+    (".metadata", lambda path: path.unlink(), ""),
     ("facts.json", lambda path: path.unlink(), "facts.json is missing"),
     ("facts.json", other_key, "facts.json has other bytes than were written"),
     ("manifest.json", lambda path: os.truncate(path, 0), "manifest.json: Expecting value"),

@@ -134,7 +134,6 @@ def test_two_ranks_and_what_may_go_wrong(tmp_path: Path) -> None:
         [
             checks.a_bad_loss_changes_nothing, checks.goes_on_behind_its_tokens,
             partial(checks.a_full_disk_is_told, tmp_path / "full"),
-            partial(checks.interrupted_saves_are_not_loaded, tmp_path / "interrupted"),
         ],
     )  # fmt: skip
 

@@ -154,10 +154,6 @@ CASES: dict[str, Callable[[], list[MeasuredTrial]]] = {
         one._replace(environment={**there(), "kernels": "other"}) for one in measured()
     ],
     "another backend": lambda: measured([one.changed(backend="cudnn") for one in SOME]),
-    "soft caps": lambda: measured([one.changed(softcap=30.0) for one in SOME]),
-    "choices": lambda: [
-        one._replace(config=one.config.changed(transport="auto")) for one in measured()
-    ],
     "decoding": lambda: [
         one._replace(config=one.config.changed(new_tokens=4)) for one in measured()
     ],

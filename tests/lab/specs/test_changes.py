@@ -10,7 +10,6 @@ from ringray.base.errors import SpecError, UserError
 from ringray.lab import cli
 from ringray.lab.cluster import job_package
 from ringray.lab.specs import model as spec
-from ringray.lab.specs.yaml_source import dumped
 from tests.support.job_server import URL, Server, ends
 from tests.support.small_spec import SMALL
 
@@ -63,16 +62,6 @@ def test_a_mistake_names_the_option_and_no_line(change: str, says: str) -> None:
 def test_an_option_of_another_form_is_refused(change: str) -> None:
     with pytest.raises(UserError, match="expected FIELD=VALUE such as"):
         spec.parse(SMALL, changes=[change])
-
-
-def test_what_is_no_plain_data_is_refused() -> None:
-    itself: list[object] = []
-    itself.append(itself)
-    for data in (itself, {"name": object()}):
-        with pytest.raises(SpecError, match="is no plain data"):
-            dumped(data)
-    shared = ["contiguous"]
-    assert "&" not in dumped({"a": shared, "b": shared})
 
 
 @pytest.mark.parametrize("command", ["validate", "plan"])

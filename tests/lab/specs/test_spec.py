@@ -126,6 +126,7 @@ class TestDigest:
             base + "ring: {idle_release: 1m}\n",
             base + "tracking: {experiment: other, enabled: false, uri: 'http://h:5000'}\n",
             base + "limits: {trial_timeout: 10m, retries: 0}\n",
+            base + "cluster: h100:2x8\n",
             json.dumps(yaml.safe_load(base)),
         ],
     )
@@ -201,9 +202,3 @@ def test_schema_agrees_with_the_checks() -> None:
     ):
         data = {**yaml.safe_load(LEAST), "strategy": {"blocks": blocks}}
         assert validator.is_valid(data) == valid, blocks
-
-
-def test_a_cluster_changes_predictions_not_the_sweep() -> None:
-    here, there = parse(LEAST), parse(f"{LEAST}cluster: h100:2x8\n")
-    assert here.digest == there.digest
-    assert (here.cluster, there.cluster) == (None, "h100:2x8")
