@@ -153,9 +153,15 @@ class RandomTokens:
         """Returns rows of a sequence, as ``Corpus.rows``."""
         drawn = np.random.default_rng([self.seed, number])
         whole = drawn.integers(self.vocabulary, size=seq_len + 1, dtype=np.int64)
-        places = np.minimum(positions, seq_len - 1)
-        labels = np.where(positions < seq_len, whole[places + 1], NO_LABEL)
-        return SequenceRows(whole[places], labels, np.array([0, seq_len]))
+        return one_document(whole[:-1], whole[1:], positions)
+
+
+def one_document(tokens: Ints, labels: Ints, positions: Ints) -> SequenceRows:
+    """Returns the rows at ``positions`` of a sequence that is one document."""
+    places = np.minimum(positions, len(tokens) - 1)
+    inside = positions < len(tokens)
+    ends = np.array([0, len(tokens)])
+    return SequenceRows(tokens[places], np.where(inside, labels[places], NO_LABEL), ends)
 
 
 def _files(paths: Sequence[str | Path]) -> Iterable[Path]:

@@ -8,7 +8,6 @@ with ``gradients="mean"`` over ``mesh.shards``.
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -77,7 +76,6 @@ def parallelize(
             part.group = mesh.ring
     if mesh.degrees.cp > 1:
         _refuse_unrouted(model, mesh.ring, inputs)
-        model.register_forward_pre_hook(partial(_refuse_new, {*model.modules()}))
     # Each rank keeps a part of its own weights.
     for group in (mesh.shards.get_group(), mesh.group("tp")):
         with refusing(sharing := connect(group)):
@@ -122,14 +120,6 @@ def _refuse_unrouted(model: nn.Module, ring: dist.ProcessGroup, inputs: Any) -> 
     dist.all_gather_object(reasons, reason)
     if any(reasons):
         raise ValueError(next(filter(None, reasons)))
-
-
-def _refuse_new(tried: set[nn.Module], model: nn.Module, _: Any) -> None:
-    """Raises ValueError for a part of the model that was not tried."""
-    if not torch.compiler.is_compiling() and (new := {*model.modules()} - tried):
-        raise ValueError(
-            f"model: got {type(new.pop()).__name__} after parallelize, expected all of it before"
-        )
 
 
 def _layers(model: nn.Module) -> list[nn.Module]:

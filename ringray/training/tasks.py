@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ringray.training.corpus import NO_LABEL, Ints, SequenceRows
+from ringray.training.corpus import NO_LABEL, Ints, SequenceRows, one_document
 
 # The likeliest of some tokens after places of sequences: tokens (B, S), places (N,), some -> (B, N)
 Answer = Callable[[Ints, Ints, range], Ints]
@@ -36,14 +36,6 @@ class Task(Protocol):
         """Returns scores from 0 to 1 at sequences of ``seq_len`` tokens."""
 
 
-def _rows(tokens: Ints, labels: Ints, positions: Ints) -> SequenceRows:
-    """Returns some rows of one whole sequence."""
-    places = np.minimum(positions, len(tokens) - 1)
-    inside = positions < len(tokens)
-    ends = np.array([0, len(tokens)])
-    return SequenceRows(tokens[places], np.where(inside, labels[places], NO_LABEL), ends)
-
-
 class Retrieval:
     """Lines, each a token for its name and value and then noise, and questions: a name, which its
     value follows.
@@ -65,7 +57,7 @@ class Retrieval:
     def rows(self, number: int, seq_len: int, positions: Ints) -> SequenceRows:
         """Returns rows of a sequence, as ``Corpus.rows``."""
         tokens, labels, _ = self._sequence(number, seq_len)
-        return _rows(tokens, labels, positions)
+        return one_document(tokens, labels, positions)
 
     def examine(self, answer: Answer, seq_len: int) -> list[float]:
         """Returns the shares of right values, lines from the first to the last."""
@@ -124,7 +116,7 @@ class PointMass:
         labels = np.full(seq_len, NO_LABEL)
         acts = first + 1 + 2 * np.arange(self.STEPS)
         labels[acts] = tokens[acts + 1]
-        return _rows(tokens, labels, positions)
+        return one_document(tokens, labels, positions)
 
     def examine(self, answer: Answer, seq_len: int) -> list[float]:
         """Returns the model's share of the returns that can be had."""

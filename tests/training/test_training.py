@@ -86,8 +86,8 @@ def test_vanilla_attention_and_mlp_train_the_same(alone: Any) -> None:
 def test_a_mesh_computes_what_one_process_does(degrees: Degrees, alone: Any) -> None:
     """Gradients, answers and FLOPs; and sequences at once train as one by one."""
     options: list[dict[str, Any]] = [
-        {"mlp_rows": 7, "loss_rows": 7, "kept": "input"}, {"loss_rows": None},
-        {"mlp_rows": 7, "kept": "attention"},
+        {"mlp_rows": 7, "loss_rows": 7, "kept": "input"},
+        {"mlp_rows": 7, "loss_rows": None, "kept": "attention"},
     ]  # fmt: skip
     each = [partial(checks.gradients_are, degrees, option) for option in options]
     each.append(partial(checks.answers_are_whole, degrees))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from ringray.base import private_files
@@ -27,21 +27,13 @@ LOCAL = "local"  # this machine
 RANKS = 1 << 16  # of a fleet
 _OVER = 1e3  # times the peak, beyond which a rate is in other units
 
-
-def _number(value: object) -> object:
-    if isinstance(value, bool):  # which pydantic takes for 0 or 1
-        raise ValueError(f"got {str(value).lower()}, expected a number")
-    return value
-
-
-_NUMBER = BeforeValidator(_number)
 # Bounds beyond any hardware, within which no prediction overflows.
-Positive = Annotated[float, _NUMBER, Field(ge=1e-9, le=1e9)]
-Rate = Annotated[float, _NUMBER, Field(ge=1e-6, le=1e30)]  # bytes, or bytes or FLOP a second
-Seconds = Annotated[float, _NUMBER, Field(ge=0, le=1e6)]
-Share = Annotated[float, _NUMBER, Field(ge=1e-6, le=1)]
-Spread = Annotated[float, _NUMBER, Field(ge=0, le=2)]
-Count = Annotated[int, _NUMBER, Field(ge=1, le=RANKS)]
+Positive = Annotated[float, Field(ge=1e-9, le=1e9)]
+Rate = Annotated[float, Field(ge=1e-6, le=1e30)]  # bytes, or bytes or FLOP a second
+Seconds = Annotated[float, Field(ge=0, le=1e6)]
+Share = Annotated[float, Field(ge=1e-6, le=1)]
+Spread = Annotated[float, Field(ge=0, le=2)]
+Count = Annotated[int, Field(ge=1, le=RANKS)]
 Rows = Annotated[int, Field(ge=1)]
 Direction = Literal["forward", "backward"]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join([*DTYPES, 'float8'])})$")]
