@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ringray.attention.sharding import local_positions
-from ringray.training.corpus import NO_LABEL, Corpus, CorpusError
+from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, RandomTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,6 +84,13 @@ def test_ranks_read_their_own_rows(folder: Path, partition: str) -> None:
         assert own.ends.tolist() == whole.ends.tolist()
         seen += positions[inside].tolist()
     assert sorted(seen) == list(range(seq_len))
+
+
+def test_random_tokens_have_labels_up_to_the_padding() -> None:
+    rows = RandomTokens(9).rows(0, 21, np.arange(24))
+    assert (rows.labels[:20] == rows.tokens[1:21]).all()
+    assert 0 <= rows.labels[20] < 9
+    assert (rows.labels[21:] == NO_LABEL).all()
 
 
 def test_token_files_may_hold_several_documents(tmp_path: Path) -> None:

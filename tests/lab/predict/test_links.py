@@ -54,6 +54,8 @@ def of_node(at: int, count: int, **different: Any) -> dict[tuple[int, int], dict
 def test_a_slow_pair_is_named_with_the_median() -> None:
     (said,) = cluster(4, {(1, 3): {"bandwidth": 95e6}}).outliers()
     assert said == "10.0.0.3 ↔ 10.0.0.5: 95.0 MB/s, the median is 1.20 GB/s"
+    cut_off = {(0, 3): {"error": "x"}, (2, 3): {"error": "x"}}  # the pair says nothing of its node
+    assert list(cluster(4, cut_off | {(1, 3): {"bandwidth": 95e6}}).outliers()) == [said]
     (said,) = cluster(4, {(1, 3): {"latency": 6e-3}}).outliers()
     assert said == "10.0.0.3 ↔ 10.0.0.5: 6.00 ms latency, the median is 100 µs latency"
 
