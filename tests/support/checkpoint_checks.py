@@ -149,7 +149,6 @@ def payloads(mark: Path) -> list[Payload]:
     return [
         Payload(os.system, (f"touch {mark}",)), Payload(builtins.open, (str(mark), "w")),
         Payload(Path.touch, (mark,)), Payload(torch.save, (1, str(mark))),
-        Payload(torch.utils.collect_env.run, (f"touch {mark}",)),
     ]  # fmt: skip
 
 

@@ -198,14 +198,6 @@ def test_a_training_that_ended_is_told_without_a_step(place: Place) -> None:
     for name in ("loss", "gradient_norm", "score"):
         assert told.metrics[name] == pytest.approx(row.metrics[name])
     assert told.samples["loss"] == row.samples["loss"]
-    files = sorted((folder / "step-00000006").glob("*.distcp"))
-    files[-1].write_bytes(files[-1].read_bytes()[:-1])
-    healed = place.run("run", place.spec(text), "--no-tracking", "--again")
-    assert healed.code == 0, healed.out + healed.err
-    assert f"checkpoint {folder / 'step-00000006'} is damaged: rank 0: __1_0" in healed.out
-    assert "; the training goes on from step 3" in healed.out
-    (row,) = place.trials("tiny-train")
-    assert row.samples["loss"] == pytest.approx(told.samples["loss"])
     fewer = place.run("run", place.spec(text.replace("steps: 6", "steps: 4")), "--no-tracking")
     assert fewer.code == 1
     assert "holds a training of 6 steps: give as many, or another folder" in fewer.out

@@ -137,30 +137,28 @@ measure: {{repeats: 5, baseline: {baseline}}}
 """
 
 
-def until(seq_len: object = 64, timeout: str = "2h", kind: str = "latency", **more: str) -> float:
-    return deadline(seq_len, timeout, kind, **more).seconds
-
-
 def deadline(
-    seq_len: object, timeout: str, kind: str = "latency", written: bool = False, **more: str
+    seq_len: object = 64, timeout: str = "2h", kind: str = "latency", baseline: str = "null"
 ) -> plan.Deadline:
-    """The deadline under a limit that is a default, or was ``written``."""
-    text = TRIAL.format(kind=kind, seq_len=seq_len, baseline=more.get("baseline", "null"))
+    """The deadline under a limit that is a default."""
+    text = TRIAL.format(kind=kind, seq_len=seq_len, baseline=baseline)
     (trial,) = plan.build(spec.parse(text)).trials
     given = spec.parse(f"{text}limits: {{trial_timeout: {timeout}}}\n")
-    if not written:
-        given.limits.model_fields_set.discard("trial_timeout")
+    given.limits.model_fields_set.discard("trial_timeout")
     return plan.deadline(trial, given.limits)
 
 
 def test_deadlines_follow_the_plan() -> None:
-    assert until() == plan.DEADLINE_FLOOR_S
-    assert until(timeout="5s") == 5.0
-    day = "24h"
-    assert plan.DEADLINE_FLOOR_S < until("16k", day) < until("32k", day) < 86400
-    assert until("16k", day) < until("16k", day, baseline="sdpa")
-    assert until("4k", day) < until("4k", day, kind="correctness")
-    assert until("1M", timeout="2h") == 7200
+    assert deadline().seconds == plan.DEADLINE_FLOOR_S
+    assert deadline(timeout="5s").seconds == 5.0
+    small, large, beside = (
+        deadline(length, "24h", baseline=baseline).seconds
+        for length, baseline in (("16k", "null"), ("32k", "null"), ("16k", "sdpa"))
+    )
+    assert plan.DEADLINE_FLOOR_S < small < large < 86400
+    assert small < beside
+    assert deadline("4k", "24h").seconds < deadline("4k", "24h", kind="correctness").seconds
+    assert deadline("1M").seconds == 7200
 
 
 def test_other_limits_are_named() -> None:
