@@ -19,8 +19,8 @@ from ringray.lab.cluster import (
     access,
     connect,
     embedded,
+    head_command,
     job_server,
-    jobs,
     watch,
 )
 from ringray.lab.plan import limits, plan
@@ -122,7 +122,7 @@ STATEMENTS: tuple[tuple[str, str, Callable[[], list[object]]], ...] = (
         "At most {} problems are kept, of {} million positions together",
         lambda: [arguments.MOST_PROBLEMS, arguments.MOST_POSITIONS >> 20],
     ),
-    ("docs/jobs.md", "It has {} s for that.", lambda: [jobs.STOP_WAIT_S]),
+    ("docs/jobs.md", "It has {} s for that.", lambda: [head_command.STOP_WAIT_S]),
     (
         "docs/faults.md",
         """asks every {} s, so shorter trials are not asked at all. {} s without an answer is a

@@ -258,10 +258,6 @@ class Replay:
             ended = {key: self.rows[key] for key in done}
             self._tell(SweepStarted(plan, self.sweep, ended, ago=ago))
 
-    def note(self, text: str) -> None:
-        """Shows a note."""
-        self._tell(Note(text))
-
     def _tell(self, event: Event) -> None:
         self.view.take(event)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.lab.cluster import job_package, job_server, jobs
+from ringray.lab.cluster import head_command, job_package, job_server
 from ringray.lab.cluster.job_package import Shipment
 from tests.support import tracking_store
 from tests.support.job_server import Server
@@ -45,7 +45,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Server:
     made = Server()
     monkeypatch.setattr(job_package, "packed", packed)
     monkeypatch.setattr(job_server, "connect", lambda url: made)
-    monkeypatch.setattr(jobs, "POLL_S", 0.0)
+    monkeypatch.setattr(head_command, "POLL_S", 0.0)
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return made

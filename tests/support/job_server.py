@@ -56,6 +56,8 @@ class Server:
         if submission_id.startswith("ringray-ask-"):
             self.asked.append(given["entrypoint"])
             self.put(submission_id, status=self.asked_ends)
+            if self.answers:
+                self.logs.insert(0, [self.answers.pop(0)])
             return submission_id
         self.before()
         if submission_id in self.jobs:
@@ -70,9 +72,6 @@ class Server:
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
         )
         return submission_id
-
-    def get_job_logs(self, id: str) -> str:
-        return self.answers.pop(0)
 
     def delete_job(self, id: str) -> bool:
         return self.jobs.pop(id) is not None

@@ -102,9 +102,8 @@ def on_head(arguments: argparse.Namespace, *command: str) -> None:
 def fetch(address: str, *command: str) -> str:
     """Returns what a command prints on the head of a cluster."""
     url = job_server.address(address)
-    client = job_server.connect(url)
     with job_package.packed() as shipment:
-        return head_command.ask(client, url, shipment, *command)
+        return head_command.ask(url, shipment, *command)
 
 
 _SWEEP = Option("sweep", metavar="SWEEP", help="name, the start of its digest, or its spec")

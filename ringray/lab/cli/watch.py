@@ -60,5 +60,5 @@ def _watch_head(arguments: argparse.Namespace) -> sweeps.Replay:
             return replay.over is not None
 
         command = ("watch", arguments.sweep, "--lines", *option)
-        head_command.follow(url, shipment, take, replay.note, *command)
+        head_command.events(url, shipment, take, *command)
     return replay

@@ -8,6 +8,7 @@ autoscaler      the nodes that Ray's autoscaler can start
 machines        the machines that rings side by side hold
 placement_wait  waiting for a placement group
 jobs            a sweep as a Ray job
+head_command    a command of ringray as a job on the head
 job_server      the job server's HTTP API
 job_folder      the working directory of a job, which Ray empties
 job_package     the files of a job

@@ -1,25 +1,33 @@
-"""A command of ringray on the head of a cluster, for what only its store knows: a small job of its
-own, which is deleted when its output has been read, or is no longer wanted."""
+"""A command of ringray as a job on the head of a cluster: how it is sent, followed and ended."""
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import re
 import secrets
+import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from ringray.base.errors import PlaceError, UserError
+from ringray.base.deadline import WaitNotice
+from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import plain
-from ringray.lab.cluster import job_server, jobs
+from ringray.lab.cluster import job_server
 from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
-from ringray.lab.cluster.jobs import ENDED, POLL_S, JobLog
 
-ASK_S = 120.0  # seconds for the head to start the job and to answer
-_PAUSE_S, PAUSE_MOST_S = 1.0, 30.0  # seconds before connecting again: at first, at most
-_END_S = 5.0  # seconds for a command to end
+STOP_WAIT_S = 60  # seconds for a sweep to end by itself before Ray kills its driver
+# cluster/runtime_env.yaml has the same for `ray job submit`.
+RUNTIME_ENV: dict[str, Any] = {
+    "env_vars": {"PYTHONPATH": "kernels", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}
+}
+ENDED = ("SUCCEEDED", "STOPPED", "FAILED")
+POLL_S = 0.5  # seconds between two looks at a job
+QUIET_S = 8.0  # seconds without output before a follower asks for the state of the job
+LOST_S = 60.0  # seconds without an answer before a follower gives up
+_END_S = 5.0  # seconds for a command that only reads to end
 _MONITOR_S = 1.5  # seconds in which Ray notes the end of a stopped job, even of a deleted one
 _ERROR = "ringray: error: "
 # Lines of Ray's in the log of a job.
@@ -28,110 +36,156 @@ _RAYS = re.compile(
 )
 
 
-Note = Callable[[str], None]
-
-
 class RemoteCommand:
-    """``ringray COMMAND`` as a job on the head that ``client`` speaks to."""
+    """The job ``id`` at the job server ``url``. ``client`` is Ray's ``JobSubmissionClient``.
 
-    def __init__(self, client: Any, shipment: Shipment, *command: str) -> None:
-        self._client, self.name = client, f"ringray-ask-{secrets.token_hex(6)}"
-        jobs.start(client, self.name, shipment, command)
+    Every method raises PlaceError when the job server does not answer or refuses.
+    """
 
-    def ended(self) -> bool:
-        """Returns whether it has ended, or is not known any more: the head was started again."""
-        try:
-            return self._client.get_job_info(self.name).status in ENDED
-        except RuntimeError as error:
-            if "does not exist" in str(error):
-                return True
-            raise
+    def __init__(self, client: Any, url: str, id: str) -> None:
+        self._client, self.url, self.id = client, url, id
 
-    def ends_within(self, seconds: float) -> bool:
-        """Waits for its end; returns whether it came within ``seconds``."""
-        until = time.monotonic() + seconds
-        while not (ended := self.ended()) and time.monotonic() < until:
+    def start(self, shipment: Shipment, command: Sequence[str], **metadata: str) -> bool:
+        """Starts ``ringray COMMAND``; returns False if there is a job of that id."""
+        with answering(self.url):
+            try:
+                self._client.submit_job(
+                    entrypoint=shlex.join(["python", "-m", "ringray", *command]),
+                    submission_id=self.id,
+                    runtime_env={**RUNTIME_ENV, "working_dir": str(shipment.folder)},
+                    metadata=metadata,
+                    entrypoint_num_cpus=0,  # a head without CPUs must hold it
+                )
+            except RuntimeError as error:
+                if "already exists" in str(error):
+                    return False
+                raise
+        return True
+
+    def details(self) -> Any:
+        """Returns its state as Ray describes it."""
+        with answering(self.url):
+            return self._client.get_job_info(self.id)
+
+    def stop(self, seconds: float) -> Any:
+        """Stops it as Ctrl-C does, and waits for its end; PlaceError if it goes on."""
+        until, reminder = time.monotonic() + seconds, WaitNotice()
+        with answering(self.url):
+            self._client.stop_job(self.id)
+        while (job := self.details()).status not in ENDED:
+            if time.monotonic() > until:
+                raise PlaceError(f"job {self.id} at {self.url} does not stop: {job.message}")
+            reminder(f"the end of job {self.id}")
             time.sleep(POLL_S)
-        return ended
+        return job
 
     def remove(self) -> None:
         """Ends and deletes it; raises nothing, as it ends by itself."""
-        with contextlib.suppress(Exception):  # of many types
-            if not self.ended():
-                self._client.stop_job(self.name)
-                self.ends_within(_END_S)
+        with suppress(Exception):  # of many types
+            if self.details().status not in ENDED:
+                self.stop(_END_S)
                 time.sleep(_MONITOR_S)
-            self._client.delete_job(self.name)
+            self._client.delete_job(self.id)
+
+    def follow(self, write: Callable[[str], None]) -> Any:
+        """Passes the output to ``write`` from its beginning; returns the state when it has ended.
+
+        Connects again if the connection breaks; output that was written is not repeated. If none
+        comes, says the state of the job.
+        """
+        reminder, answered, seen = WaitNotice(), time.monotonic(), 0
+
+        def take(text: str, received: int) -> None:
+            nonlocal answered, seen
+            # Each connection repeats the log from its beginning.
+            if received > seen:
+                answered = time.monotonic()
+                reminder.heard()
+                write(text[seen - received :])
+                seen = received
+
+        while True:
+            try:
+                asyncio.run(self._tail(take))
+                job = self.details()
+            except PlaceError as error:
+                if time.monotonic() - answered > LOST_S:
+                    raise PlaceError(
+                        f"no answer from {self.url} for {LOST_S:.0f} s, where job {self.id} may "
+                        f"still run: {error}"
+                    ) from error
+                state = "whose log cannot be read"  # and what is known of the job may be old
+            else:
+                if job.status in ENDED:
+                    return job
+                answered, state = time.monotonic(), f"which is {job.status}"
+            reminder(f"job {self.id} at {self.url}, {state}")
+            time.sleep(POLL_S)
+
+    async def _tail(self, take: Callable[[str, int], None]) -> None:
+        """Passes texts of one connection on, with the characters so far, until its end or nothing
+        has come for ``QUIET_S``: the job may have ended while the connection stays open."""
+        received, chunks = 0, self._client.tail_job_logs(self.id)
+        while True:
+            try:
+                text = await asyncio.wait_for(anext(chunks), QUIET_S)
+            except (StopAsyncIteration, TimeoutError):
+                return
+            except Exception as error:  # from Ray, aiohttp and the system
+                raise PlaceError(reason_of(error)) from error
+            received += len(text)
+            take(text, received)
 
 
-def ask(client: Any, url: str, shipment: Shipment, *command: str) -> str:
+def ask(url: str, shipment: Shipment, *command: str) -> str:
     """Returns what ``ringray COMMAND`` prints on the head of ``url``, without control characters.
 
     Raises:
         PlaceError: the head does not answer, or the command fails there; with its last line.
     """
-    with answering(url):
-        remote = RemoteCommand(client, shipment, *command)
-        try:
-            if not remote.ends_within(ASK_S):
-                raise PlaceError(f"the head of {url} gave no answer in {ASK_S:.0f} s")
-            job = client.get_job_info(remote.name)
-            text = plain(client.get_job_logs(remote.name))
-        finally:
-            remote.remove()
-    lines = [line for line in text.splitlines() if not _RAYS.match(line)]
+    texts: list[str] = []
+    with _short(url, shipment, command) as remote:
+        job = remote.follow(texts.append)
+    lines = [line for line in plain("".join(texts)).splitlines() if not _RAYS.match(line)]
     if job.status != "SUCCEEDED":
         why = lines[-1].removeprefix(_ERROR) if lines else job.message
         raise PlaceError(f"`ringray {command[0]}` failed on the head of {url}: {why}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def follow(
-    url: str, shipment: Shipment, take: Callable[[str], bool], note: Note, *command: str
-) -> None:
+def events(url: str, shipment: Shipment, take: Callable[[str], bool], *command: str) -> None:
     """Passes the JSON lines that ``ringray COMMAND`` prints on the head of ``url`` to ``take``
-    until that returns True. Connects again after ever longer pauses, of which ``note`` is told;
-    starts the command anew if it has ended meanwhile.
+    until that returns True; starts the command anew if it has ended before.
 
     Raises:
-        UserError: the command refuses.
-        PlaceError: the head refuses it at first.
+        PlaceError: the head does not answer, or the command fails there; with its last line.
     """
-    client = job_server.connect(url)
-    pause, over, rest, heard = _PAUSE_S, False, "", False
-    remote: RemoteCommand | None = None
-    log: JobLog | None = None
+    over, last, rest = False, "", ""
 
     def write(text: str) -> None:
-        nonlocal rest, over, pause, heard
-        pause = _PAUSE_S
+        nonlocal over, last, rest
         *lines, rest = (rest + text).split("\n")
         for line in map(plain, lines):
-            if line.startswith(_ERROR):
-                raise UserError(line.removeprefix(_ERROR))
-            if not over and line.startswith("{"):  # others are Ray's, or warnings
-                heard, over = True, take(line)
+            if line.startswith("{"):  # others are Ray's, or warnings
+                over = over or take(line)
+            elif line.startswith(_ERROR):
+                last = line.removeprefix(_ERROR)
 
+    while not over:
+        rest = ""
+        with _short(url, shipment, command) as remote:
+            job = remote.follow(write)
+        if job.status != "SUCCEEDED":
+            why = last or job.message
+            raise PlaceError(f"`ringray {command[0]}` failed on the head of {url}: {why}")
+
+
+@contextmanager
+def _short(url: str, shipment: Shipment, command: Sequence[str]) -> Iterator[RemoteCommand]:
+    """Starts a command that only reads; deletes its job at the end of the block."""
+    remote = RemoteCommand(job_server.connect(url), url, f"ringray-ask-{secrets.token_hex(6)}")
+    remote.start(shipment, command)
     try:
-        while not over:
-            quiet = False
-            try:
-                with answering(url):
-                    if remote is None or log is None or remote.ended():
-                        remote, rest = RemoteCommand(client, shipment, *command), ""
-                        log = JobLog(client, remote.name, write)
-                    quiet = not log.follow()
-                    if not heard and remote.ended():
-                        why = client.get_job_info(remote.name).message
-                        failed = f"`ringray {command[0]}` failed on the head of {url}"
-                        raise UserError(f"{failed}: {why}")
-            except PlaceError as error:
-                if remote is None:
-                    raise
-                note(f"{error}; trying again in {pause:.0f} s")
-            if not over and not quiet:
-                time.sleep(pause)
-                pause = min(2 * pause, PAUSE_MOST_S)
+        yield remote
     finally:
-        if remote is not None:
-            remote.remove()
+        remote.remove()

@@ -7,36 +7,24 @@ as for ``ringray run``: a further attempt continues from there.
 
 from __future__ import annotations
 
-import asyncio
 import re
-import shlex
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ringray.base import provenance
-from ringray.base.deadline import WaitNotice
-from ringray.base.errors import PlaceError, UserError, reason_of
+from ringray.base.errors import PlaceError, UserError
+from ringray.lab.cluster.head_command import ENDED, LOST_S, STOP_WAIT_S, RemoteCommand
 from ringray.lab.cluster.job_package import Shipment
 from ringray.lab.cluster.job_server import answering
 from ringray.lab.plan.plan import Plan
 from ringray.lab.specs.model import NAME
 from ringray.lab.trial.outcome import selected
 
-STOP_WAIT_S = 60  # seconds for a sweep to end by itself before Ray kills its driver
-# cluster/runtime_env.yaml has the same for `ray job submit`.
-RUNTIME_ENV: dict[str, Any] = {
-    "env_vars": {"PYTHONPATH": "kernels", "RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}
-}
 INTERRUPTED = 130
-POLL_S = 0.5  # seconds between two looks at a job
-QUIET_S = 8.0  # seconds without output before a follower asks for the state of the job
-LOST_S = 60.0  # seconds without an answer before a follower gives up
 _ID = re.compile(r"ringray-([0-9a-f]{12})-([1-9][0-9]{0,8})")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _TRIES = 5  # attempts to submit while other processes do the same
-ENDED = ("SUCCEEDED", "STOPPED", "FAILED")
 _KILLED = ("JOB_SUPERVISOR_ACTOR_DIED", "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE")
 _WORDS = {
     0: "complete",
@@ -116,14 +104,6 @@ class Jobs:
             ours = [job for job in map(_job, self._client.list_jobs()) if job is not None]
         return sorted(ours, key=lambda job: (job.name, job.digest, job.attempt))
 
-    def get(self, job: Job) -> Job:
-        """Returns the current state of a job."""
-        with answering(self.url):
-            now = _job(self._client.get_job_info(job.id))
-        if now is None or now.id != job.id:
-            raise PlaceError(f"the Ray at {self.url} describes another job than {job.id}")
-        return now
-
     def submit(self, plan: Plan, shipment: Shipment, store: str | None = None) -> tuple[Job, bool]:
         """Returns the running job of the sweep, and whether this call started it.
 
@@ -131,6 +111,10 @@ class Jobs:
             shipment: the source to send if there is no job yet.
             store: the store file there; by default the store of the head.
         """
+        # Tuned choices are kept on the cluster.
+        command = ["tune" if plan.spec.trial_kind.tunes else "run", shipment.spec]
+        command += ["--store", store] if store else []
+        command += ["--all"] if plan.everything else []
         for _ in range(_TRIES):
             same = [job for job in self.all() if job.digest == plan.digest]
             running = [job for job in same if not job.ended]
@@ -138,30 +122,13 @@ class Jobs:
                 return running[-1], False
             attempt = 1 + max((job.attempt for job in same), default=0)
             name, code = f"ringray-{plan.digest[:12]}-{attempt}", provenance.code_digest()
-            job = Job(name, plan.digest, plan.spec.name, attempt, code, "PENDING")
-            if self._send(job, plan, shipment, store):
-                return job, True
+            described = {"sweep": plan.digest, "name": plan.spec.name, "code": code}
+            if self._remote(name).start(shipment, command, **described):
+                return Job(name, plan.digest, plan.spec.name, attempt, code, "PENDING"), True
         raise PlaceError(
             f"names like ringray-{plan.digest[:12]}-1 are taken at {self.url} by jobs that are not "
             "of this sweep; `ray job delete` removes them"
         )
-
-    def _send(self, job: Job, plan: Plan, shipment: Shipment, store: str | None) -> bool:
-        """Submits the job; False if another job has the name."""
-        # Tuned choices are kept on the cluster.
-        verb = "tune" if plan.spec.trial_kind.tunes else "run"
-        command = [verb, shipment.spec]
-        command += ["--store", store] if store else []
-        command += ["--all"] if plan.everything else []
-        described = {"sweep": job.digest, "name": job.name, "code": job.code}
-        with answering(self.url):
-            try:
-                start(self._client, job.id, shipment, command, **described)
-            except RuntimeError as error:
-                if "already exists" in str(error):
-                    return False
-                raise
-        return True
 
     def find(self, selector: str) -> Job:
         """Returns the running job, else the last one, of a sweep by name or start of its digest.
@@ -184,91 +151,21 @@ class Jobs:
 
     def stop(self, job: Job) -> Job:
         """Stops a job as Ctrl-C stops a sweep, so that it can be resumed; waits for its end."""
-        until, reminder = time.monotonic() + STOP_WAIT_S + LOST_S, WaitNotice()
-        with answering(self.url):
-            self._client.stop_job(job.id)
-        while not (job := self.get(job)).ended:
-            if time.monotonic() > until:
-                raise PlaceError(f"job {job.id} at {self.url} does not stop: {job.message}")
-            reminder(f"the end of job {job.id}")
-            time.sleep(POLL_S)
-        return job
+        return _again(job, self._remote(job.id).stop(STOP_WAIT_S + LOST_S))
 
     def follow(self, job: Job, write: Callable[[str], None]) -> Job:
-        """Passes the job's output to ``write`` from its beginning until the job has ended.
+        """Passes the job's output to ``write`` from its beginning until the job has ended."""
+        return _again(job, self._remote(job.id).follow(write))
 
-        Connects again if the connection breaks; output that was written is not repeated. If none
-        comes, says the state of the job.
-        """
-        reminder, answered = WaitNotice(), time.monotonic()
-
-        def take(text: str) -> None:
-            nonlocal answered
-            answered = time.monotonic()
-            reminder.heard()
-            write(text)
-
-        log = JobLog(self._client, job.id, take)
-        while True:
-            try:
-                log.follow()
-                job = self.get(job)
-            except PlaceError as error:
-                if time.monotonic() - answered > LOST_S:
-                    raise PlaceError(
-                        f"no answer from {self.url} for {LOST_S:.0f} s, where job {job.id} may "
-                        f"still run: {error}"
-                    ) from error
-                state = "whose log cannot be read"  # and what is known of the job may be old
-            else:
-                if job.ended:
-                    return job
-                answered, state = time.monotonic(), f"which is {job.status}"
-            reminder(f"job {job.id} at {self.url}, {state}")
-            time.sleep(POLL_S)
+    def _remote(self, id: str) -> RemoteCommand:
+        return RemoteCommand(self._client, self.url, id)
 
 
-def start(
-    client: Any, job_id: str, shipment: Shipment, command: Sequence[str], **metadata: str
-) -> None:
-    """Starts ``ringray COMMAND`` as a job; RuntimeError if there is one of that id."""
-    client.submit_job(
-        entrypoint=shlex.join(["python", "-m", "ringray", *command]),
-        submission_id=job_id,
-        runtime_env={**RUNTIME_ENV, "working_dir": str(shipment.folder)},
-        metadata=metadata,
-        entrypoint_num_cpus=0,  # a head without CPUs must hold it
-    )
-
-
-class JobLog:
-    """The log of a job, each part of which is passed to ``write`` once, however often the
-    connection breaks."""
-
-    def __init__(self, client: Any, id: str, write: Callable[[str], None]) -> None:
-        self._client, self._id, self._write = client, id, write
-        self._seen = 0  # characters
-
-    def follow(self) -> bool:
-        """Returns True at the end of the log, and False when nothing has come for ``QUIET_S``: the
-        job may have ended while the connection stays open. PlaceError if the connection breaks."""
-        return asyncio.run(self._tail())
-
-    async def _tail(self) -> bool:
-        received, chunks = 0, self._client.tail_job_logs(self._id)
-        while True:
-            try:
-                text = await asyncio.wait_for(anext(chunks), QUIET_S)
-            except StopAsyncIteration:
-                return True
-            except TimeoutError:
-                return False
-            except Exception as error:  # from Ray, aiohttp and the system
-                raise PlaceError(reason_of(error)) from error
-            received += len(text)  # each connection repeats the log from its beginning
-            if received > self._seen:
-                self._write(text[self._seen - received :])
-                self._seen = received
+def _again(job: Job, details: Any) -> Job:
+    """Returns a job with the state that Ray's answer gives it."""
+    if (now := _job(details)) is None or now.id != job.id:
+        raise PlaceError(f"Ray describes another job than {job.id}")
+    return now
 
 
 def _job(details: Any) -> Job | None:

@@ -14,7 +14,6 @@ import pytest
 from ringray.base.locks import Owner
 from ringray.lab import cli
 from ringray.lab.cli import watch
-from ringray.lab.cluster import head_command
 from ringray.lab.report import live
 from ringray.lab.store import feed
 from ringray.lab.store.feed import Feed
@@ -180,14 +179,6 @@ def test_on_a_terminal_the_table_shows_best_fault_and_time_left(
 # On a head
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses before connecting again, none of which is made."""
-    waits = Steps(todo=[int] * 99)  # type: ignore[list-item]
-    monkeypatch.setattr(head_command, "time", waits)
-    return waits.waits
-
-
 def told(sweep: Sweep) -> list[str]:
     """The lines of a whole feed, in which one trial is measured."""
     sweep.start(2)()
@@ -196,7 +187,7 @@ def told(sweep: Sweep) -> list[str]:
 
 
 def test_on_a_head_one_small_job_is_followed(
-    sweep: Sweep, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
+    sweep: Sweep, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = "Running entrypoint for job x: python\nringray: warning: the store lacks its log\n"
     text += "".join(told(sweep))
@@ -207,45 +198,30 @@ def test_on_a_head_one_small_job_is_followed(
     assert "small  " in out
     assert server.asked == ["python -m ringray watch small --lines --store /s.db"]
     assert server.jobs == {}
-    assert pauses == []
 
 
-def test_it_connects_again_after_ever_longer_pauses(
-    sweep: Sweep, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
+def test_a_command_that_ends_before_the_sweep_is_started_again(
+    sweep: Sweep, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines, server.asked_ends = told(sweep), "RUNNING"
-    cut = [OSError("no route")]
-    server.logs = [[*lines[:12], *cut], *[cut] * 6, [*lines[:14], *cut], cut, lines]
+    lines = told(sweep)
+    server.logs = [[*lines[:12], OSError("no route")], lines[:14], lines]
     assert cli.main(["watch", "small", "--address", URL]) == 1
-    out = capsys.readouterr().out
-    assert pauses[:8] == [1, 2, 4, 8, 16, 30, 30, 1]
-    assert "no route; trying again in 30 s" in out
-    assert out.count("[3/6]") == 1
-    assert len(server.asked) == 1
-    assert server.jobs == {}
-
-
-def test_a_head_that_was_started_again_gets_another_job(
-    sweep: Sweep, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines, server.asked_ends = told(sweep), "RUNNING"
-    server.logs = [[*lines[:12], server.jobs.clear, OSError("gone")], lines]
-    assert cli.main(["watch", "small", "--address", URL]) == 1
-    assert len(server.asked) == 2
     assert "[3/6]" in capsys.readouterr().out
+    assert len(server.asked) == 2
+    assert server.jobs == {}
 
 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (["ringray: error: there is no sweep 'smal'\n"], "error: there is no sweep 'smal'"),
+        (["ringray: error: there is no sweep 'smal'\n"], f"of {URL}: there is no sweep 'smal'"),
         (["Traceback\n"], f"`ringray watch` failed on the head of {URL}: no disk"),
         (['{"row": {"key": 1}}\n'], "says what no ringray says"),
         (['{"started": "x", "attempt": 1, "ago": 0}\n'], "says what no ringray says"),
     ],
 )
 def test_what_the_head_refuses_is_told(
-    home: Path, server: Server, pauses: list[float], lines: list[str], why: str,
+    home: Path, server: Server, lines: list[str], why: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     def message() -> None:
@@ -258,7 +234,7 @@ def test_what_the_head_refuses_is_told(
 
 
 def test_ctrl_c_ends_the_job_on_the_head(
-    home: Path, server: Server, pauses: list[float], capsys: pytest.CaptureFixture[str]
+    home: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

@@ -14,7 +14,7 @@ import yaml
 from ringray.base import deadline, provenance, source_digest
 from ringray.base.errors import PlaceError
 from ringray.lab import cli
-from ringray.lab.cluster import job_package, jobs
+from ringray.lab.cluster import head_command, job_package
 from ringray.lab.cluster.job_package import packed
 from ringray.lab.cluster.jobs import Job, Jobs
 from ringray.lab.specs import model as spec
@@ -212,7 +212,7 @@ def test_a_head_that_is_gone_is_given_up(
     server: Server, here: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, _ = submit(here)
-    monkeypatch.setattr(jobs, "LOST_S", 0.0)
+    monkeypatch.setattr(head_command, "LOST_S", 0.0)
     server.logs = [["a\n"], *([OSError("no route")] for _ in range(3))]
     with pytest.raises(PlaceError, match=f"no answer from {URL} .* {job.id} may still run"):
         here.follow(job, lambda text: None)
@@ -224,7 +224,7 @@ def test_a_silent_job_is_asked_for_and_its_state_told(
     """Also one whose log cannot be read, and one whose last connection stays open."""
     job, _ = submit(here)
     monkeypatch.setattr(deadline, "SAY_S", 0.0)
-    monkeypatch.setattr(jobs, "QUIET_S", 0.02)
+    monkeypatch.setattr(head_command, "QUIET_S", 0.02)
     server.logs = [[OSError("no route")], ["a", 60.0], ["a", "b", ends(server), 60.0]]
     written: list[str] = []
     assert here.follow(job, written.append).status == "SUCCEEDED"
