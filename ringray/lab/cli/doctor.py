@@ -13,7 +13,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from ringray.base import private_files, provenance, toolchain, units
@@ -25,7 +24,6 @@ from ringray_kernels.backends import INTERPRETED
 
 LEAST = {"torch": (2, 11), "triton": (3, 6)}
 TRIED = {"torch": "2.13.0", "triton": "3.9.0", "ray": "2.60.0", "mlflow": "3.17.2"}
-_PROBE_S = 120.0
 _QUICKSTART_MEMORY = 2 * units.GIB  # two ranks and Ray itself
 _DISK = 1 * units.GIB
 
@@ -69,21 +67,21 @@ def doctor(arguments: argparse.Namespace) -> int:
 
 def _findings(address: str | None) -> Iterator[Finding]:
     yield Finding("ok", "python", platform.python_version())  # another one runs no command
-    torch = probe("torch")
+    torch = probe()
     gpus, hardware = torch.get("gpus", []), provenance.hardware()
     needed: Verdict = "missing" if gpus else "note"  # of what only kernels for GPUs need
-    yield _package("torch", torch, "pip install 'torch>=2.11' (without a GPU: torch==2.13.0)")
-    if (version := provenance.versions()["triton"]) is None:
-        why = "not installed; only GPU kernels need it: pip install triton"
-        yield Finding(needed, "triton", why)
+    way_out = "pip install 'torch>=2.11' (without a GPU: torch==2.13.0)"
+    if "error" in torch:
+        yield Finding("missing", "torch", f"{torch['error']}; {way_out}")
     else:
-        yield _package("triton", {"version": version}, "pip install 'triton>=3.6'")
+        yield _package("torch", "missing", way_out)
+    yield _package("triton", needed, "only GPU kernels need it: pip install 'triton>=3.6'")
     if lacks := toolchain.missing():
         yield Finding(needed, "compiler", f"{lacks}; Triton needs it on a GPU")
     else:
         yield Finding("ok", "compiler", "a C compiler and Python's headers")
-    yield _package("ray", probe("ray"), "pip install 'ray[default]' -c constraints.txt")
-    yield _package("mlflow", probe("mlflow"), "pip install mlflow -c constraints.txt")
+    yield _package("ray", "missing", "pip install 'ray[default]' -c constraints.txt")
+    yield _package("mlflow", "missing", "pip install mlflow -c constraints.txt")
     cores = units.plural(hardware["cores"], "usable core")
     yield Finding("ok", "cpu", f"{hardware['cpu']}, {cores}")
     yield _memory()
@@ -111,28 +109,24 @@ def _findings(address: str | None) -> Iterator[Finding]:
         yield _cluster(address)
 
 
-def probe(*what: str) -> dict[str, Any]:
-    """Returns the answer of ``ringray.lab.cli.probe``, or an ``error``."""
+def probe() -> dict[str, Any]:
+    """Returns what ``ringray.lab.cli.probe`` tells of torch, or an ``error``."""
     # The same paths as in this process: a checkout is often not installed.
     paths = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-W", "ignore", "-m", "ringray.lab.cli.probe", *what]
-    run = partial(subprocess.run, capture_output=True, text=True, timeout=_PROBE_S)
-    try:
-        done = run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
-    except subprocess.TimeoutExpired:
-        return {"error": f"gave no answer in {_PROBE_S:.0f} s"}
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (IndexError, ValueError):
+    command = [sys.executable, "-W", "ignore", "-m", "ringray.lab.cli.probe"]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        return {"error": f"ended without an answer: {last[0]}"}
-    return answer if isinstance(answer, dict) else {"error": "gave no answer"}
+        return {"error": last[0]}
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
 
 
-def _package(name: str, probed: dict[str, Any], way_out: str) -> Finding:
-    if "error" in probed:
-        return Finding("missing", name, f"{probed['error']}; {way_out}")
-    version = probed["version"]
+def _package(name: str, needed: Verdict, way_out: str) -> Finding:
+    version = provenance.versions()[name]
+    if version is None:
+        return Finding(needed, name, f"not installed; {way_out}")
     numbers = tuple(map(int, re.findall("[0-9]+", version)[:2]))
     if name in LEAST and numbers < LEAST[name]:
         least = ".".join(map(str, LEAST[name]))
@@ -191,10 +185,10 @@ def _home() -> Finding:
 
 
 def _cluster(address: str) -> Finding:
-    answer = probe("cluster", address)
-    if "error" in answer:
-        return Finding("missing", "cluster", f"{address}: {answer['error']}")
-    text = f"{address}: {units.plural(answer['nodes'], 'node')}, {answer['cpus']:g} CPUs"
-    if gpus := answer["gpus"]:
-        text += f", {gpus:g} GPUs: rings of up to {gpus:g}"
-    return Finding("ok", "cluster", text)
+    from ringray.lab.cluster.connect import connect
+
+    try:
+        with connect(address) as cluster:
+            return Finding("ok", "cluster", f"{address}: {cluster.present}")
+    except RingrayError as error:
+        return Finding("missing", "cluster", str(error))

@@ -1,23 +1,21 @@
-"""The test of one heavy package, in a process of its own that ``doctor`` starts.
+"""The test of torch, in a process of its own that ``doctor`` starts.
 
-``python -m ringray.lab.cli.probe torch|ray|mlflow|cluster [ADDRESS]`` prints one JSON object as its
-last line. A broken package may end the process or hang, which ``doctor`` reports.
+``python -m ringray.lab.cli.probe`` prints one JSON object as its last line. A broken torch ends the
+process, which ``doctor`` reports.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 
 def torch_() -> dict[str, Any]:
-    """Reports version, GPUs, whether gloo forms a group, usable backends and the one of auto."""
+    """Reports GPUs, whether gloo forms a group, usable backends and the one of auto."""
     import torch
     import torch.distributed as dist
 
@@ -25,7 +23,7 @@ def torch_() -> dict[str, Any]:
     from ringray_kernels.backends import BACKENDS
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    report: dict[str, Any] = {"version": torch.__version__, "gpus": devices, "backends": {}}
+    report: dict[str, Any] = {"gpus": devices, "backends": {}}
     try:
         with tempfile.TemporaryDirectory() as folder:
             place = (Path(folder) / "store").as_uri()
@@ -52,30 +50,5 @@ def torch_() -> dict[str, Any]:
     return report
 
 
-def cluster(address: str) -> dict[str, Any]:
-    """Reports the nodes and resources of a running Ray cluster."""
-    import ray
-
-    ray.init(address=address, logging_level="ERROR", log_to_driver=False)
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    total = ray.cluster_resources()
-    ray.shutdown()
-    return {"nodes": len(nodes), "cpus": total.get("CPU", 0), "gpus": total.get("GPU", 0)}
-
-
-def main(argv: list[str]) -> None:
-    """Prints the report, or the error."""
-    try:
-        if argv[0] == "torch":
-            report = torch_()
-        elif argv[0] == "cluster":
-            report = cluster(argv[1])
-        else:
-            report = {"version": importlib.import_module(argv[0]).__version__}
-    except Exception as error:  # of any type: it is the report
-        report = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-    print(json.dumps(report), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(json.dumps(torch_()), flush=True)
