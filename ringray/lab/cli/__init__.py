@@ -12,7 +12,7 @@ store    list, status, sync, recover
 report   report
 jobs     submit, stop
 watch    watch
-outputs  files for output that are no links, inputs or ringray's own
+outputs  files for output that are no links or inputs
 advise   advise
 calibrate  calibrate
 doctor   doctor
@@ -20,7 +20,7 @@ links    doctor --cluster
 compare  compare
 examples   examples
 completion  completion of commands in shells
-probe    the processes in which doctor tries heavy packages
+probe    the process in which doctor tries torch
 """
 
 from __future__ import annotations
@@ -118,9 +118,6 @@ def entry() -> NoReturn:
     install(quit_at_once)  # there is nothing to put in order yet
     try:
         with Signals():
-            # The shell may have closed them.
-            sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: PTH123, SIM115
-            sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: PTH123, SIM115
             for stream in (sys.stdout, sys.stderr):  # to print ? for characters that they lack
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
             code = main(sys.argv[1:])
@@ -230,19 +227,16 @@ def _outside(error: Exception) -> str | None:
         )
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename or 'stdout, or a file'} cannot be used: {reason_of(error)}"
-    # Of pathlib, until Python 3.13.
-    return str(error) if isinstance(error, RuntimeError) and "Symlink loop" in str(error) else None
+    return None
 
 
-def _flush(stream: TextIO) -> bool:
-    """Writes what a stream holds; returns False if that is impossible, and leads the stream to
-    nowhere: Python would report it again at exit."""
+def _flush(stream: TextIO) -> None:
+    """Writes what a stream holds; if that is impossible, leads the stream to nowhere: Python would
+    report it again at exit."""
     try:
         stream.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        return False
-    return True
 
 
 def _complain(text: str) -> None:

@@ -96,7 +96,7 @@ def test_a_commit_has_all_that_was_measured_at_it(
         (["quick", "other.jsonl"], "share no point: length 64, 65, 66, 67, 68 against 4096"),
         (["quick", "slow", "--html", "slow.jsonl"], "--html slow.jsonl: exists"),
         (["quick", "slow.jsonl", "--force", "--html", "slow.jsonl"], "is an input"),
-        (["quick", "slow", "--force", "--json", "home/store.db"], "which is an input"),
+        (["quick", "slow", "--force", "--json", "home/store.db"], "is an input"),
         (["quick", "slow", "--html", "a", "--json", "./a"], "name two files"),
         *((["quick", "slow", f"--fail-above={share}"], "expected a percentage such as 5%")
           for share in ("5", "-5%", "nan%")),

@@ -59,30 +59,6 @@ def test_a_full_stdout(home: Path) -> None:
     check_one_line(done.returncode, done.stderr, says)
 
 
-@pytest.mark.parametrize(
-    ("line", "variable"),
-    [
-        ("plan {loop}", ""),
-        ("list --store {loop}", ""),
-        ("run {spec} --no-tracking --json {loop}/a", ""),
-        ("run {spec}", "RINGRAY_HOME"),
-        ("run {spec}", "MLFLOW_TRACKING_URI"),
-        ("recover --store {loop}", ""),
-    ],
-)
-def test_a_link_to_itself(
-    home: Path, line: str, variable: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    loop, spec = home / "loop", home / "tiny.yaml"
-    loop.symlink_to(loop)
-    spec.write_text(tiny("tiny"))
-    if variable:
-        monkeypatch.setenv(variable, f"sqlite:///{loop}" if "URI" in variable else f"{loop}/a")
-    code = cli.main(line.format(loop=loop, spec=spec).split())
-    check_one_line(code, capsys.readouterr().err, str(loop))
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_user_without_a_home(home: Path) -> None:
     # As root, which may read the interpreter, until all is imported.
@@ -98,7 +74,7 @@ def test_a_user_without_a_home(home: Path) -> None:
     check_one_line(done.returncode, done.stderr, says)
 
 
-@pytest.mark.parametrize("token", ["two\nlines", "gehëim", "x\r\nX-Header: y"])
+@pytest.mark.parametrize("token", ["x\r\nX-Header: y"])
 @pytest.mark.parametrize("command", ["run", "submit"])
 def test_a_token_that_no_header_can_hold(
     home: Path, command: str, token: str,
