@@ -1,4 +1,4 @@
-"""Access to a Ray cluster: explains why it refuses a connection: token, versions or port.
+"""Access to a Ray cluster: its token, and a first call that says why the cluster refuses.
 
 Ray itself tries for half a minute with a wrong token and then says that it cannot connect.
 """
@@ -36,16 +36,15 @@ def use_given_token() -> None:
 
 def check_token() -> None:
     """Raises PlaceError if Ray's token cannot be read or cannot stand in a header."""
-    value, path = map(os.environ.get, TOKENS)
+    token, path = map(os.environ.get, TOKENS)
     try:
-        token = Path(path).read_text("utf-8") if value is None and path else value or ""
+        if token is None:
+            token = Path(path).read_text("utf-8") if path else ""
     except (OSError, ValueError) as error:
-        raise PlaceError(
-            f"{TOKENS[1]}: the file {path} cannot be read: {reason_of(error)}"
-        ) from None
+        raise PlaceError(f"{TOKENS[1]}: {path} cannot be read: {reason_of(error)}") from None
     if not re.fullmatch("[!-~]*", token.strip()):  # Ray ignores spaces around it
-        name = TOKENS[0] if value is not None else TOKENS[1]
-        raise PlaceError(f"{name}: a token of Ray has no character such as a space or a line's end")
+        names = " or ".join(TOKENS)
+        raise PlaceError(f"{names}: a token of Ray has no character such as a space or line's end")
 
 
 def check(address: str) -> None:
@@ -60,42 +59,20 @@ def check(address: str) -> None:
     try:
         ray_private.check_alive(address, CALL_S)
     except AuthenticationError as error:
-        raise PlaceError(no_token(address, error.message)) from None
+        raise PlaceError(refused(address, error.message)) from None
     except grpc.RpcError as error:
         status = getattr(error.code(), "name", "")
+        why = (error.details() or status)[:200]
         if status == "UNAUTHENTICATED":
-            raise PlaceError(refused_token(address)) from None
+            raise PlaceError(refused(address, why)) from None
         if status in _NO_RAY:
             raise PlaceError(
-                f"no Ray answers at {address}: {(error.details() or status)[:200]}; expected "
-                "HOST:PORT of a cluster's GCS, by default port 6379 (`ringray submit` takes a "
-                "dashboard's URL)"
+                f"no Ray answers at {address}: {why}; expected HOST:PORT of a cluster's GCS, by "
+                "default port 6379 (`ringray submit` takes a dashboard's URL)"
             ) from None
 
 
-def refused_token(place: str) -> str:
-    """Returns the message for a cluster that refused the token, or got none."""
-    mode = os.environ.get("RAY_AUTH_MODE")
-    if mode != "token":
-        why = f"RAY_AUTH_MODE is {mode or 'not set'}"
-        return f"the Ray at {place} wants a token, and {why}; {_HOW_TO}"
-    named = [name for name in TOKENS if name in os.environ] or ["~/.ray/auth_token"]
-    return f"the Ray at {place} refuses the token, that of {named[0]}; it must be the cluster's own"
-
-
-def no_token(place: str, message: str) -> str:
-    """Returns the message for a missing token; ``message`` is Ray's."""
-    return f"no token for the Ray at {place}: {message.split('. ')[0].rstrip('.')}; {_HOW_TO}"
-
-
-def reason(error: BaseException) -> str:
-    """Explains why Ray refused this process, in one line for a mismatch of versions."""
-    text = str(error).strip() or type(error).__name__
-    versions = re.findall(r"^ +Ray: (\S+)\n +Python: (\S+)$", text, re.MULTILINE)
-    if "Version mismatch" in text and len(versions) == 2:
-        there, here = (f"Ray {ray} on Python {python}" for ray, python in versions)
-        return (
-            f"it runs {there}, this is {here}; use the same versions here, or let `ringray submit` "
-            "send the sweep as a job, which runs with the cluster's"
-        )
-    return text
+def refused(place: str, message: str) -> str:
+    """Returns the message for a token that is missing or wrong; ``message`` is Ray's."""
+    why = " ".join(message.split()).split(". ")[0].rstrip(".")
+    return f"the Ray at {place} refuses the token, or gets none: {why}; {_HOW_TO}"

@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,7 +22,6 @@ from ringray.lab.cluster.watch import LOST_S, ClusterWatch
 START_S = 120.0  # seconds for a connection
 CALL_S = 10.0  # seconds for one call of a connected Ray
 PROBE_S = 5.0  # seconds for a cluster's address to answer
-_PAST = 1_700_000_000  # seconds since 1970; November 2023
 
 
 def target(address: str | None) -> str:
@@ -48,15 +46,10 @@ def connect(address: str | None) -> Iterator[Cluster]:
     """
     address = target(address)
     local = address == "local"
-    # Ray's waits end by this clock, and certificates are checked by it.
-    if (now := time.time()) < _PAST:
-        today = time.strftime("%Y-%m-%d", time.gmtime(now))
-        raise PlaceError(f"the clock of this machine says {today}; set it to the present time")
     stack = contextlib.ExitStack()
     try:
         stack.enter_context(_variables())
         if local:
-            _check_loopback()
             servers = stack.enter_context(embedded.started())
             watch = ClusterWatch(embedded.NAME, servers.are_running, 0.0, servers.reason)
         else:
@@ -121,7 +114,7 @@ def _asked(address: str, seconds: float, call: Callable[[], Any], **options: Any
     try:
         return within(seconds, name(address), call, **options)
     except Exception as error:  # of many types, ConnectionError and RuntimeError among them
-        raise PlaceError(f"cannot reach {name(address)}: {access.reason(error)}") from error
+        raise PlaceError(f"cannot reach {name(address)}: {reason_of(error)}") from error
 
 
 def _check_answers(address: str) -> None:
@@ -144,15 +137,3 @@ def _check_answers(address: str) -> None:
         ) from None
     if not address.startswith("ray://"):
         access.check(address)
-
-
-def _check_loopback() -> None:
-    """Raises PlaceError where the processes of an embedded Ray could not reach each other."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            socket.create_connection(listening.getsockname(), timeout=PROBE_S).close()
-    except OSError as error:
-        raise PlaceError(
-            f"a local Ray cannot start: this machine does not reach itself at 127.0.0.1: "
-            f"{reason_of(error)}"
-        ) from None

@@ -128,9 +128,7 @@ def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
         with ray_private.without_cluster(), ray_private.fixed_ports():
             within(seconds, NAME, init, lives=servers.check, until=ended)
     except Exception as error:  # of many types, ConnectionError and RuntimeError among them
-        raise ClusterError(
-            f"{NAME} cannot start: {servers.reason(access.reason(error))}"
-        ) from error
+        raise ClusterError(f"{NAME} cannot start: {servers.reason(reason_of(error))}") from error
     finally:
         servers.look()  # later children, as the tracker, are not this Ray's
 
@@ -144,7 +142,6 @@ class Servers:
         self.root = folder.path / "r"  # within it: Ray opens its own folder to all
         if "RAY_TMPDIR" in os.environ:
             self.root = Path(os.environ["RAY_TMPDIR"], "ray")
-        self._earlier = set(self._sessions())
         self._me = psutil.Process()
         self._others = self._me.children()
         self.names: dict[psutil.Process, str] = {}
@@ -173,20 +170,14 @@ class Servers:
         return ""
 
     def reason(self, otherwise: str = "") -> str:
-        """Returns why it has ended or does not start, and where its logs are kept."""
-        return f"{self._lost() or otherwise}{self._keep_logs()}"
-
-    def _keep_logs(self) -> str:
-        """Copies the logs into ``$RINGRAY_HOME/logs``; returns where they are, in words."""
+        """Returns why it has ended or does not start, and where a copy of its logs is."""
+        why = self._lost() or otherwise
         with contextlib.suppress(OSError, shutil.Error, PlaceError):
-            home = private_files.folder(private_files.create_home() / "logs")
-            for session in set(self._sessions()) - self._earlier:
-                copy = home / time.strftime(f"ray-%Y%m%d-%H%M%S-{os.getpid()}")
-                shutil.copytree(session / "logs", copy, symlinks=True, dirs_exist_ok=True)
-                for old in sorted(home.glob("ray-*"))[:-LOGS]:
-                    shutil.rmtree(old, ignore_errors=True)
-                return f"; Ray's logs are in {copy}"
-        return ""
-
-    def _sessions(self) -> list[Path]:
-        return sorted(self.root.glob(f"session_*_{os.getpid()}"))
+            logs = private_files.folder(private_files.create_home() / "logs")
+            copy = logs / time.strftime(f"ray-%Y%m%d-%H%M%S-{os.getpid()}")
+            latest = self.root / "session_latest" / "logs"
+            shutil.copytree(latest, copy, symlinks=True, dirs_exist_ok=True)
+            for old in sorted(logs.glob("ray-*"))[:-LOGS]:
+                shutil.rmtree(old, ignore_errors=True)
+            return f"{why}; Ray's logs are in {copy}"
+        return why

@@ -81,9 +81,7 @@ def answering(url: str) -> Iterator[None]:
     try:
         yield
     except AuthenticationError as error:
-        if error.message.startswith(("Authentication failed", "Authentication required")):
-            raise PlaceError(access.refused_token(url)) from None
-        raise PlaceError(access.no_token(url, error.message)) from None
+        raise PlaceError(access.refused(url, error.message)) from None
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         # Of Ray's client, which parses an answer.
         raise PlaceError(

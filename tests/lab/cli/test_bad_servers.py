@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 from typing import TYPE_CHECKING
 
@@ -106,20 +105,3 @@ def test_a_ray_that_does_not_start(
     line = ["run", small, "--no-tracking", "--address", "127.0.0.1:9"]
     assert "no answer in 0.1 s" in check_ends(capsys, "127.0.0.1:9", *line)
     ended.set()
-
-
-def test_a_clock_of_long_ago(
-    small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connect.time, "time", lambda: 95374007.5)
-    check_ends(capsys, "1973-01-08", "run", small, "--no-tracking")
-
-
-def test_a_machine_without_a_network(
-    small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none(*_: object, **__: object) -> None:
-        raise OSError(errno.ENETUNREACH, "Network is unreachable")
-
-    monkeypatch.setattr(connect.socket, "create_connection", none)
-    check_ends(capsys, "127.0.0.1: network is unreachable", "run", small, "--no-tracking")

@@ -13,38 +13,6 @@ from ringray.lab.cluster import access, connect
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_versions_that_differ_are_one_line() -> None:
-    from ray._private.utils import check_version_info
-
-    with pytest.raises(RuntimeError) as caught:
-        check_version_info({"ray_version": "2.9.0", "python_version": "3.10.1"}, "node 10.0.0.1")
-    said = access.reason(caught.value)
-    assert said.startswith("it runs Ray 2.9.0 on Python 3.10.1, this is Ray ")
-    assert "`ringray submit`" in said
-    assert "\n" not in said
-    assert access.reason(RuntimeError("no such node")) == "no such node"
-
-
-@pytest.mark.parametrize(
-    ("given", "named"),
-    [
-        ({"RAY_AUTH_TOKEN": "x"}, "that of RAY_AUTH_TOKEN;"),
-        ({"RAY_AUTH_TOKEN_PATH": "/x"}, "that of RAY_AUTH_TOKEN_PATH;"),
-        ({}, "that of ~/.ray/auth_token;"),
-    ],
-)
-def test_a_refused_token_is_named(
-    given: dict[str, str], named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in access.TOKENS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"RAY_AUTH_MODE": "token", **given}.items():
-        monkeypatch.setenv(name, value)
-    assert named in access.refused_token("head:6379")
-    monkeypatch.delenv("RAY_AUTH_MODE")
-    assert "RAY_AUTH_MODE is not set" in access.refused_token("head:6379")
-
-
 def test_a_token_that_is_given_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_AUTH_MODE", *access.TOKENS):
         monkeypatch.setenv(name, "")

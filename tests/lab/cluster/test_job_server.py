@@ -49,28 +49,16 @@ def test_what_is_no_job_server(answer: bytes, match: str, monkeypatch: pytest.Mo
         job_server.connect(f"http://127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize(
-    ("status", "mode", "token", "match"),
-    [
-        (401, None, None, "wants a token, and RAY_AUTH_MODE is not set; set RAY_AUTH_MODE=token"),
-        (401, "disabled", "x", "wants a token, and RAY_AUTH_MODE is disabled"),
-        (403, "token", "x", "refuses the token, that of RAY_AUTH_TOKEN"),
-    ],
-)
-def test_tokens_in_words(
-    status: int, mode: str | None, token: str | None, match: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_token(status: int) -> None:
     from ray._private.authentication.http_token_authentication import (
         format_authentication_http_error,
     )
     from ray.exceptions import AuthenticationError
 
-    for name, value in (("RAY_AUTH_MODE", mode), ("RAY_AUTH_TOKEN", token)):
-        monkeypatch.delenv(name, raising=False)
-        if value is not None:
-            monkeypatch.setenv(name, value)
     text = format_authentication_http_error(status, "Unauthorized")
     assert text is not None
+    match = f"{URL} refuses the token, or gets none: .* set RAY_AUTH_MODE=token"
     with pytest.raises(PlaceError, match=match), job_server.answering(URL):
         raise AuthenticationError(text)
 
