@@ -14,11 +14,9 @@ from ringray.base.errors import PlaceError, UserError
 from ringray.base.redaction import has_password, plain
 from ringray.lab.cli.options import DASHBOARD, FORCE, JSON, SET, SPEC, Option, append, options
 from ringray.lab.cluster import head_command, job_package, job_server
-from ringray.lab.cluster.job_folder import check_absolute
 from ringray.lab.cluster.jobs import INTERRUPTED, Job, Jobs
 from ringray.lab.plan.plan import build
 from ringray.lab.specs import model as specs
-from ringray.lab.tracking import location
 
 _DETACH = "return when the cluster has it; do not follow"
 _HEAD_STORE = "store file on the head (default: the head's own store)"
@@ -46,8 +44,6 @@ def submit(arguments: argparse.Namespace) -> int:
     store = store_option(arguments)
     if arguments.json not in (None, "-"):
         append(arguments.json, "")
-    if path := location.relative_path(plan.spec.tracking.uri or ""):
-        check_absolute("tracking.uri", path)
     url = job_server.address(arguments.address)
     here = Jobs(job_server.connect(url), url)
     changes = "".join(f" --set {shlex.quote(change)}" for change in arguments.set)
@@ -81,11 +77,8 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def store_option(arguments: argparse.Namespace) -> list[str]:
-    """Returns the option for the store on the head; UserError unless its path is absolute."""
-    if arguments.store is None:
-        return []
-    check_absolute("--store", arguments.store)
-    return ["--store", arguments.store]
+    """Returns the option for the store on the head."""
+    return [] if arguments.store is None else ["--store", arguments.store]
 
 
 def on_head(arguments: argparse.Namespace, *command: str) -> None:

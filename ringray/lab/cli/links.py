@@ -16,11 +16,9 @@ from ringray.lab.cluster.connect import connect, target
 from ringray.lab.predict import calibration
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from ringray.lab.predict.links import ClusterLinks
 
-_MATRIX = 16  # nodes; of more there is a line each
+_MATRIX = 16  # nodes; of more only problems are printed
 
 
 def links(arguments: argparse.Namespace) -> int:
@@ -39,7 +37,8 @@ def links(arguments: argparse.Namespace) -> int:
         record = {**measured.model_dump(mode="json"), "problems": problems, "outliers": outliers}
         write("--json", arguments.json, json.dumps(record, indent=1) + "\n")
     if arguments.json != "-":
-        _print(measured)
+        if len(measured.nodes) <= _MATRIX:
+            _print(measured)
         for line in (*problems, *outliers):
             print(shown(line))
         print(
@@ -50,51 +49,23 @@ def links(arguments: argparse.Namespace) -> int:
 
 
 def _print(cluster: ClusterLinks) -> None:
+    """Prints a matrix of the nodes."""
     from ringray.lab.report import tables
 
     rates = [pair.bandwidth for pair in cluster.pairs if pair.error is None] or [0.0]
     unit, scale = ("GB/s", 1e9) if median(rates) >= 1e9 else ("MB/s", 1e6)
-    console, many = tables.console(), len(cluster.nodes) > _MATRIX
-    where = "each way of a pair, with its latency in ms"
-    if not many:
-        where = "each way above the diagonal, latency in ms below it"
-    console.print(f"{unit} {where}\n")
-    tables.show((_by_node if many else _matrix)(cluster, scale), console)
-    console.print()
-
-
-def _matrix(cluster: ClusterLinks, scale: float) -> Table:
-    from ringray.lab.report.tables import bare_table
-
     texts = {pair.nodes: units.digits(pair.bandwidth / scale) for pair in cluster.pairs}
     texts |= {pair.nodes[::-1]: units.digits(pair.latency * 1e3) for pair in cluster.pairs}
     for pair in cluster.pairs:
         if pair.error is not None:
             texts[pair.nodes] = texts[pair.nodes[::-1]] = "none"
     everyone = range(len(cluster.nodes))
-    table = bare_table("", "node", *(str(node + 1) for node in everyone), texts=("node",))
+    heads = "", "node", *(str(node + 1) for node in everyone)
+    table = tables.bare_table(*heads, texts=("node",))
     for row in everyone:
         cells = (texts.get((row, column), units.ABSENT) for column in everyone)
         table.add_row(str(row + 1), cluster.nodes[row].name, *cells)
-    return table
-
-
-def _by_node(cluster: ClusterLinks, scale: float) -> Table:
-    from ringray.lab.report.tables import bare_table
-
-    heads = ("node", "slowest", "to", "median", "fastest", "ms", "none to")
-    table = bare_table(*heads, texts=("node", "to"))
-    for index, node in enumerate(cluster.nodes):
-        mine = [pair for pair in cluster.pairs if index in pair.nodes]
-        good = sorted(
-            (pair for pair in mine if pair.error is None), key=lambda pair: pair.bandwidth
-        )
-        cells = [units.ABSENT] * 5
-        if good:
-            rates = good[0].bandwidth, median(pair.bandwidth for pair in good), good[-1].bandwidth
-            slowest, usual, fastest = (units.digits(rate / scale) for rate in rates)
-            (other,) = set(good[0].nodes) - {index}
-            late = units.digits(median(pair.latency for pair in good) * 1e3)
-            cells = [slowest, cluster.nodes[other].name, usual, fastest, late]
-        table.add_row(node.name, *cells, str(len(mine) - len(good)))
-    return table
+    console = tables.console()
+    console.print(f"{unit} each way above the diagonal, latency in ms below it\n")
+    tables.show(table, console)
+    console.print()

@@ -18,12 +18,3 @@ def check_lasting(what: str, path: Path) -> None:
             f"{what} is {path}, in the working directory of a Ray job, which Ray empties: name an "
             "absolute path that lasts"
         )
-
-
-def check_absolute(what: str, path: str) -> None:
-    """Raises UserError if a path that is sent with a job would lie in its working directory."""
-    if not Path(path).expanduser().is_absolute():
-        raise UserError(
-            f"{what}: got {path}, which would lie in the working directory of the job, which Ray "
-            "empties: expected an absolute path on the head of the cluster"
-        )

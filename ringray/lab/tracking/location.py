@@ -69,12 +69,6 @@ def sqlite_uri(path: Path) -> str:
     return "sqlite:///" + str(path).replace("%", "%25").replace("?", "%3F")
 
 
-def relative_path(uri: str) -> str | None:
-    """Returns the path of a sqlite URI if it is relative, else None."""
-    path = uri.strip().partition(":///")[2]
-    return path if sqlite_path(uri.strip()) and not Path(path).is_absolute() else None
-
-
 def is_server(uri: str) -> bool:
     """Returns whether an MLflow server is behind the URI, and not a database."""
     return uri.lower().startswith(("http:", "https:"))

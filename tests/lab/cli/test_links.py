@@ -10,7 +10,7 @@ import pytest
 from ringray.lab import cli
 from ringray.lab.cli import links
 from ringray.lab.ring import links as survey
-from tests.lab.predict.test_links import FAST, cluster, of_node
+from tests.lab.predict.test_links import FAST, cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,15 +64,13 @@ def test_what_was_found_is_shown_beside_what_failed(
     assert "10.0.0.2 ↔ 10.0.0.3: no messages pass: timed out" in out
 
 
-def test_many_nodes_have_a_line_each(finds: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    slow = {(2, 9): {"bandwidth": FAST / 4}, (2, 3): {"error": "cut"}}
-    finds(cluster(17, slow | of_node(16, 17, error="gone")))
-    assert cli.main(["doctor", "--cluster", *AT]) == 1
+def test_of_many_nodes_only_problems_are_shown(
+    finds: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finds(cluster(17, {(2, 9): {"bandwidth": FAST / 4}}))
+    assert cli.main(["doctor", "--cluster", *AT]) == 0
     out = capsys.readouterr().out
-    rows = [line.split() for line in out.splitlines()]
-    assert ["10.0.0.4", "0.300", "10.0.0.11", "1.20", "1.20", "0.100", "2"] in rows
-    assert ["10.0.0.18", *"–––––", "16"] in rows
-    assert max(len(line) for line in out.splitlines()[:20]) <= 80
+    assert out.startswith("10.0.0.4 ↔ 10.0.0.11: ")
 
 
 @pytest.mark.parametrize(

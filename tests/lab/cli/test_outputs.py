@@ -60,21 +60,6 @@ def test_a_job_keeps_nothing_in_its_own_folder(
     assert [path.name for path in folder.iterdir()] == ["small.yaml"]
 
 
-@pytest.mark.parametrize("relative", ["--store", "tracking.uri"])
-def test_submit_refuses_relative_paths(
-    home: Path, capsys: pytest.CaptureFixture[str], relative: str
-) -> None:
-    """Before it looks for a cluster."""
-    uri = "sqlite:///m.db" if relative == "tracking.uri" else "sqlite:////srv/m.db"
-    Path("small.yaml").write_text(
-        SMALL.replace("tracking: {enabled: false}", f"tracking: {{uri: '{uri}'}}")
-    )
-    options = ["--store", "s.db"] if relative == "--store" else []
-    text = _refused(capsys, "submit", "small.yaml", "--address", "http://127.0.0.1:1", *options)
-    assert f"{relative}: got " in text
-    assert "expected an absolute path" in text
-
-
 def test_every_option_with_a_file_says_whether_it_writes() -> None:
     for command in cli.COMMANDS:
         for option in getattr(cli._command(command)[0], "options", ()):
