@@ -36,8 +36,7 @@ def expression(metric: ExportedMetric) -> str:
     """Returns what the chart of a metric shows, in PromQL. Labels of Ray, such as the driver's
     process, are left out: drivers of one sweep follow each other."""
     labels = ", ".join(metric.labels)
-    merge = "sum" if metric.type == "counter" else "max"
-    shown = f"{merge} by ({labels}) ({metric.series}{{{CHOSEN}}})"
+    shown = f"max by ({labels}) ({metric.series}{{{CHOSEN}}})"
     if metric.over:
         (over,) = (one for one in EXPORTED if one.name == metric.over)
         shown += f" / {expression(over)}"

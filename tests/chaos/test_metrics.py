@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.lab.trial.exported import EXPORTED, PENDING, RING_STARTS, TRIALS
+from ringray.lab.trial.exported import EXPORTED, PENDING, TRIALS
 from ringray.lab.trial.outcome import STATUSES
 from tests.chaos.struck import NODE, REPLICAS, ended, faults
 from tests.support import place as drive
@@ -23,7 +23,6 @@ pytestmark = [pytest.mark.slow, prometheus.needed]
 
 # Ray reports every 10 s; a gauge ends after two reports.
 OFTEN = {"RAY_metrics_report_interval_ms": "2000"}
-STARTS = RING_STARTS.series
 TRAIN = """
 version: 1
 name: trained
@@ -53,12 +52,10 @@ def test_prometheus_sees_a_sweep_and_the_dashboard_shows_it(place: Place) -> Non
                 assert all({"sweep", "kind"} <= set(series["metric"]) for series in found)
 
             def over() -> bool:
-                gauges = [one.series for one in EXPORTED if one.type == "gauge"]
+                gauges = [one.series for one in EXPORTED]
                 return not any(map(seen.now, gauges))
 
             drive.wait_until("the gauges end", over)
-            sweeps = {one["metric"]["sweep"] for one in seen.now(STARTS)}
-            assert sweeps == {"measured", "trained"}, "counters stay"
 
 
 def _trials_with_a_dead_rank(place: Place, address: str, seen: Prometheus) -> None:
@@ -78,9 +75,7 @@ def _trials_with_a_dead_rank(place: Place, address: str, seen: Prometheus) -> No
 
     drive.wait_until("the last report is seen", complete)
     assert values(seen, PENDING.series)[-1] == 0
-    causes = {one["metric"]["cause"]: float(one["value"][1]) for one in seen.now(STARTS)}
-    (fault,) = [fault for row in rows for fault in faults(row)]
-    assert causes == {"first": 1, fault["kind"]: 1}
+    assert len([fault for row in rows for fault in faults(row)]) == 1
     for one in EXPORTED:
         if one.metric:
             numbers = [row.metrics[one.metric] for row in rows if one.metric in row.metrics]

@@ -80,7 +80,6 @@ class Rings:
         tell: Callable[[Event], None],
     ) -> None:
         self.environment, self.record, self.tell = environment, record, tell
-        self.gaps_ms: list[float] = []
 
     def run(self, schedule: Schedule) -> None:
         while (work := schedule.next()) is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -94,9 +93,6 @@ def _print_summary(console: Console, summary: Summary, arguments: argparse.Names
     for metric in METRICS.values():
         if metric.legend and metric.name in measured:
             say(console, metric.legend.format(baseline=compared))
-    if len(summary.gaps_ms) >= 10:
-        gap = statistics.median(summary.gaps_ms)
-        say(console, f"driver: {gap:.1f} ms between two trials on a running ring (median)")
     say(console, f"store:  {arguments.store or default_path()}")
     if arguments.json and arguments.json != "-":
         say(console, f"json:   {arguments.json}")

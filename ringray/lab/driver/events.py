@@ -69,13 +69,6 @@ class TrialEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class RingStarted:
-    """A ring starts. ``cause``: see ``trial.exported``."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
 class Note:
     """A sentence for the user."""
 
@@ -89,15 +82,14 @@ class SweepEnded:
     summary: Summary
 
 
-Event = SweepStarted | TrialStarted | StepEnded | TrialEnded | RingStarted | Note | SweepEnded
+Event = SweepStarted | TrialStarted | StepEnded | TrialEnded | Note | SweepEnded
 
 
 @dataclass
 class Summary:
-    """The end of a sweep. ``counts``: trials by status, earlier runs included; ``gaps_ms``: from
-    the end of one trial to the dispatch of the next on the same ring; ``stopped``: why a listener
-    stopped it; ``tuned``: the choices that ``tune`` kept, in words; ``fruitless``: no point of its
-    search could be measured."""
+    """The end of a sweep. ``counts``: trials by status, earlier runs included; ``stopped``: why a
+    listener stopped it; ``tuned``: the choices that ``tune`` kept, in words; ``fruitless``: no
+    point of its search could be measured."""
 
     digest: str
     name: str
@@ -108,7 +100,6 @@ class Summary:
     interrupted: bool = False
     stopped: str | None = None
     wall_s: float = 0.0
-    gaps_ms: list[float] = field(default_factory=list)
     tracking: str | None = None
     ui_command: str | None = None
     tuned: list[str] = field(default_factory=list)

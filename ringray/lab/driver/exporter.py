@@ -2,7 +2,7 @@
 
 The listener only notes numbers; a thread hands them to Ray, so that nothing waits for it. Ray
 forgets a gauge that is not set again within two of its reports. So the thread sets all gauges every
-second, and they end with the sweep; counters stay until the agent of the driver's node ends.
+second, and they end with the sweep.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any
 from ringray.base.errors import reason_of
 from ringray.lab.driver.events import (
     Event,
-    RingStarted,
     StepEnded,
     SweepEnded,
     SweepStarted,
     TrialEnded,
     TrialStarted,
 )
-from ringray.lab.trial.exported import EXPORTED, PENDING, RING_STARTS, TRIALS, ExportedMetric
+from ringray.lab.trial.exported import EXPORTED, PENDING, TRIALS, ExportedMetric
 from ringray.lab.trial.outcome import STATUSES
 
 PUSH_S = 1.0  # seconds between two pushes; Ray reports as often at most
@@ -41,7 +40,6 @@ class Exporter:
         self._lock = threading.Lock()
         self._ended: dict[str, str] = {}  # status by key
         self._numbers: Mapping[str, float] = {}  # of the last trial or step that was measured
-        self._starts = Counter[str]()  # of rings, by cause
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -59,8 +57,6 @@ class Exporter:
                         self._numbers = outcome.metrics
                 case StepEnded(metrics=metrics) if metrics:
                     self._numbers = metrics
-                case RingStarted(cause):
-                    self._starts[cause] += 1
         if isinstance(event, TrialStarted) and self._thread is None:
             self._thread = threading.Thread(target=self._push, name="metrics", daemon=True)
             self._thread.start()
@@ -80,28 +76,22 @@ class Exporter:
             counts, numbers = Counter(self._ended.values()), self._numbers
             samples: list[Sample] = [(TRIALS, status, counts[status]) for status in STATUSES]
             samples.append((PENDING, "", self._planned - len(self._ended)))
-            samples += [(RING_STARTS, cause, count) for cause, count in self._starts.items()]
         values = ((x, numbers.get(x.metric, math.nan) * x.scale) for x in EXPORTED)
         return samples + [(x, "", value) for x, value in values if math.isfinite(value)]
 
     def _push(self) -> None:
         """Pushes until the sweep is over, and then once more."""
         try:
-            from ray.util import metrics as of_ray
+            from ray.util.metrics import Gauge
 
-            types: dict[str, Any] = {"gauge": of_ray.Gauge, "counter": of_ray.Counter}
-            made = {x: types[x.type](x.name, x.help, x.labels) for x in EXPORTED}
-            pushed: dict[tuple[ExportedMetric, str], float] = {}
+            gauges: dict[ExportedMetric, Any] = {
+                metric: Gauge(metric.name, metric.help, metric.labels) for metric in EXPORTED
+            }
             last = False
             while not last:
                 last = self._over.wait(PUSH_S)
                 for metric, label, value in self.samples():
                     tags = {**self._sweep, metric.label: label} if metric.label else self._sweep
-                    increase = value - pushed.get((metric, label), 0.0)
-                    pushed[metric, label] = value
-                    if metric.type == "gauge":
-                        made[metric].set(value, tags)
-                    elif increase:
-                        made[metric].inc(increase, tags)
+                    gauges[metric].set(value, tags)
         except Exception as error:  # of many types; the next event reports it
             self._failure = f"no more metrics for Prometheus: {reason_of(error)}"

@@ -148,7 +148,6 @@ class Sweep:
 
         environment = self.info.environment
         runner = TrialRunner(self.plan, cluster, environment, self.record, self.listeners.tell)
-        self.summary.gaps_ms = runner.gaps_ms
         stack.callback(runner.close)
         try:
             runner.run(resume.schedule())

@@ -17,7 +17,7 @@ from ringray.instruments.progress import Progress
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
 from ringray.lab.driver.dispatch import Dispatcher
-from ringray.lab.driver.events import Event, Note, RingStarted, StepEnded, TrialStarted
+from ringray.lab.driver.events import Event, Note, StepEnded, TrialStarted
 from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.plan.plan import Plan, deadline
 from ringray.lab.plan.trial import Trial
@@ -69,7 +69,6 @@ class TrialRunner:
         which ``environment`` describes the place of."""
         self._plan, self._cluster = plan, cluster
         self._environment, self._record, self._tell = environment, record, tell
-        self.gaps_ms: list[float] = []  # see Summary
         spec = plan.spec
         self._limits, self._policy = spec.limits, RetryPolicy(spec.limits.retries)
         self._told: set[str] = set()  # notes that are made once
@@ -82,15 +81,11 @@ class TrialRunner:
         if not alone and count > 1:
             shared, grows = spec.ring.concurrent is not None, cluster.reach != cluster.present
             self._machines = Machines(ray.nodes, shared=shared, grows=grows)
-        shared_by_all = self._quarantine, self._stop, self._machines, self._ring_started
+        shared_by_all = self._quarantine, self._stop, self._machines
         self._rings = [RingPool(cluster, spec, self._note, *shared_by_all) for _ in range(count)]
-        self._ended: float | None = None  # end of the last trial, on perf_counter
 
     def _note(self, text: str) -> None:
         self._tell(Note(text))
-
-    def _ring_started(self, cause: str) -> None:
-        self._tell(RingStarted(cause))
 
     def close(self) -> None:
         """Gives the rings back. A trial that loses its ring by that is not tried again."""
@@ -102,7 +97,6 @@ class TrialRunner:
         """Measures until the schedule is empty, then gives the rings back at once: idle nodes cost
         while the tracker writes its last trials."""
         for work, outcome in self._results(schedule):
-            self._ended = time.perf_counter()
             self._record(work.trial, outcome)
             schedule.tell(work, outcome)
             self._leave_out(schedule.not_requested())
@@ -146,7 +140,7 @@ class TrialRunner:
                 fault = self._keep_stacks(work.trial, attempt, ended.fault)
                 met.append(fault)
                 if not ended.sound:
-                    rings.close(fault.kind)
+                    rings.close()
                 if self._again(met, work.trial.config):
                     continue
                 had = work.before or Outcome("failed")  # earlier visits to the point
@@ -167,9 +161,7 @@ class TrialRunner:
         """
         trial = work.trial
         ahead = [trial] if len(self._rings) > 1 else schedule.ahead()
-        ring, formed = rings.take(trial.config, (later.config for later in ahead))
-        if formed and self._ended is not None and len(self._rings) == 1:
-            self.gaps_ms.append((time.perf_counter() - self._ended) * 1e3)
+        ring = rings.take(trial.config, (later.config for later in ahead))
         lies = self._lies(ring.nodes, trial.config)
         config, chosen = ring.settle(work.config, trial.kind)
         if chosen:

@@ -114,16 +114,16 @@ class ActorRing:
         if mixed := mixed_versions(self.ranks, versions()["torch"]):
             raise PlaceError(mixed)
 
-    def form(self, size: int, order: str = "topology", inner: int = 1, seed: int = 0) -> bool:
-        """Makes ``size`` actors one process group, in an order as ``order.ordered`` finds it; a
-        ring of one needs none. Returns whether they were formed so already."""
+    def form(self, size: int, order: str = "topology", inner: int = 1, seed: int = 0) -> None:
+        """Makes ``size`` actors one process group, unless they are, in an order as
+        ``order.ordered`` finds it; a ring of one needs none."""
         assert 1 <= size <= self.capacity
         how = (size, order, inner, seed)
         if how not in self._orders:
             self._orders[how] = ordered(self._locations, *how)
         along = self._orders[how]
         if size == self.size and along[:size] == self._along:
-            return True
+            return
         self.size = 0
         self._all("leave", self._timeout)
         if size > 1:
@@ -138,7 +138,6 @@ class ActorRing:
             ]
             self._call(joining, self._timeout, along=along)
         self.size, self._along = size, along[:size]
-        return False
 
     def run(
         self, kind: TrialKind, config: TrialConfig, timeout: float, watch: Watch | None = None

@@ -28,7 +28,7 @@ MOVED_S = 0.1  # seconds before a place is asked for anew
 
 class RingPool:
     """At most one ring at a time, on one cluster; ``note`` is told about waiting. ``machines``: of
-    all pools of a run whose rings work side by side; ``started``: is told the cause of each start.
+    all pools of a run whose rings work side by side.
 
     A timer thread releases a ring that is idle for ``ring.idle_release`` seconds; the next trial
     starts another. ``stop``: set when no ring is needed any more, which ends all waiting.
@@ -42,18 +42,16 @@ class RingPool:
         quarantine: Quarantine | None = None,
         stop: threading.Event | None = None,
         machines: Machines | None = None,
-        started: Callable[[str], None] = lambda cause: None,
     ) -> None:
-        self._machines, self._tell_start = machines, started
-        self._cause = "first"  # of the next start
+        self._machines = machines
         self._cluster, self._spec, self._note = cluster, spec, note
         self._quarantine, self._stop = quarantine or Quarantine(), stop or threading.Event()
         self._ring: ActorRing | None = None
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
 
-    def take(self, config: TrialConfig, ahead: Iterable[TrialConfig]) -> tuple[ActorRing, bool]:
-        """Returns a ring formed for ``config``, and whether it was formed already.
+    def take(self, config: TrialConfig, ahead: Iterable[TrialConfig]) -> ActorRing:
+        """Returns a ring formed for ``config``.
 
         ``ahead``: the trials that are known to come, this one included.
 
@@ -64,7 +62,7 @@ class RingPool:
         """
         self._stop_timer()
         if not self.suits(config):
-            self._release("other-needs")
+            self._release()
         size, ring, placement = config.ring.size, self._ring, self.placement(config)
         if ring is None:
             alike = (c.ring.size for c in ahead if self.placement(c) == placement)
@@ -72,15 +70,14 @@ class RingPool:
             ring = self._ring = self._started(config, placement, max((size, *sizes)))
         _check_toolchain(ring, config)
         if self._stop.is_set():  # close() may have run before the ring existed
-            self._release("stopped")
+            self._release()
             raise StoppedError
-        return ring, ring.form(size, config.ring.order, config.inner, config.measure.seed)
+        ring.form(size, config.ring.order, config.inner, config.measure.seed)
+        return ring
 
     def _started(self, config: TrialConfig, placement: Placement, capacity: int) -> ActorRing:
         limits = self._spec.limits
         self._note(f"starting {capacity} {placement.device} actors")
-        self._tell_start(self._cause)
-        self._cause = "failed-start"  # unless it is released
         will_fit = self._cluster.will_fit(config)
         wait_limits = WaitLimits(limits.place_timeout, self._note, will_fit, self._stop)
         if self._machines is None:
@@ -142,21 +139,19 @@ class RingPool:
         """Starts the idle time of the ring, which the next trial ends."""
         self._stop_timer()
         if self._ring is not None:
-            self._timer = threading.Timer(self._spec.ring.idle_release, self._release, ["idle"])
+            self._timer = threading.Timer(self._spec.ring.idle_release, self._release)
             self._timer.daemon = True
             self._timer.start()
 
-    def close(self, cause: str = "room") -> None:
-        """Gives the ring back; ``cause``: why another one starts, by default because other rings
-        needed its place."""
+    def close(self) -> None:
+        """Gives the ring back."""
         self._stop_timer()
-        self._release(cause)
+        self._release()
 
-    def _release(self, cause: str) -> None:
+    def _release(self) -> None:
         with self._lock:
             ring, self._ring = self._ring, None
         if ring is not None:
-            self._cause = cause
             ring.close()
         if self._machines is not None:
             self._machines.release(self)

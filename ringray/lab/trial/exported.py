@@ -8,7 +8,6 @@ stands in the name, as usual in Prometheus.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from ringray.lab.trial.metrics import METRICS
 
@@ -28,12 +27,11 @@ _BASE_UNITS = {
 
 @dataclass(frozen=True)
 class ExportedMetric:
-    """A number of a sweep. ``label``: the one that it has beside those of the sweep; ``metric``:
-    that of the last trial which it shows, times ``scale``; ``over``: the exported metric by which
-    a chart divides it."""
+    """A gauge. ``label``: the one that it has beside those of the sweep; ``metric``: that of the
+    last trial which it shows, times ``scale``; ``over``: the exported metric by which a chart
+    divides it."""
 
     name: str  # for Ray
-    type: Literal["gauge", "counter"]
     unit: str
     help: str  # in ASCII: Ray takes nothing else
     label: str = ""
@@ -52,23 +50,14 @@ class ExportedMetric:
         return RAY_PREFIX + self.name
 
 
-TRIALS = ExportedMetric(
-    f"{PREFIX}trials", "gauge", "trials", "Trials that have ended, by status.", "status"
-)
-PENDING = ExportedMetric(
-    f"{PREFIX}pending_trials", "gauge", "trials", "Trials that are left to do."
-)
-RING_STARTS = ExportedMetric(
-    f"{PREFIX}ring_starts_total", "counter", "starts", "Starts of rings, by cause.", "cause"
-)
+TRIALS = ExportedMetric(f"{PREFIX}trials", "trials", "Trials that have ended, by status.", "status")
+PENDING = ExportedMetric(f"{PREFIX}pending_trials", "trials", "Trials that are left to do.")
 EXPORTED = (
     TRIALS,
     PENDING,
-    RING_STARTS,
     *(
         ExportedMetric(
             PREFIX + metric.exported,
-            "gauge",
             _BASE_UNITS[metric.unit][1],
             metric.meaning,
             metric=metric.name,

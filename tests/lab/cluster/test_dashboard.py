@@ -50,6 +50,6 @@ def test_the_page_lists_the_metrics() -> None:
     row = r"^\| `(ray_ringray_\w+)` \| (\w+) \| (.+?) \| (.+?) \| (.+?) \|$"
     rows = re.findall(row, page, re.MULTILINE)
     assert rows == [
-        (one.series, one.type, one.unit, f"`{one.label}`" if one.label else "–", one.help)
+        (one.series, "gauge", one.unit, f"`{one.label}`" if one.label else "–", one.help)
         for one in EXPORTED
     ]

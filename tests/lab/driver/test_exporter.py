@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import threading
+from queue import Queue
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from ray.util import metrics as of_ray
 
 from ringray.lab.driver import exporter
 from ringray.lab.driver.events import (
-    RingStarted,
     StepEnded,
     SweepEnded,
     SweepStarted,
@@ -26,39 +26,24 @@ from ringray.lab.trial.exported import EXPORTED, SWEEP_LABELS
 from ringray.lab.trial.outcome import STATUSES, Outcome
 from tests.support.place import tiny
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-UNITS = ("_seconds", "_bytes", "_total", "_ratio", "_per_second")
-
-
-class Instruments:
-    """Ray's gauges and counters, and what they are told."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[str, str, float, dict[str, str]]] = []
-        self.pushes = threading.Semaphore(0)
-
-    def kind(self, verb: str) -> Callable[..., Any]:
-        def make(name: str, help: str, labels: tuple[str, ...]) -> Any:
-            def take(value: float, tags: dict[str, str]) -> None:
-                assert set(tags) == set(labels)
-                self.told.append((verb, name, value, dict(tags)))
-                if name == "ringray_pending_trials":
-                    self.pushes.release()
-
-            return SimpleNamespace(**{verb: take})
-
-        return make
+UNITS = ("_seconds", "_bytes", "_ratio", "_per_second")
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> Instruments:
-    made = Instruments()
-    monkeypatch.setattr(of_ray, "Gauge", made.kind("set"))
-    monkeypatch.setattr(of_ray, "Counter", made.kind("inc"))
+def pushes(monkeypatch: pytest.MonkeyPatch) -> Queue[tuple[str, float, dict[str, str]]]:
+    """What Ray's gauges are told."""
+    told: Queue[tuple[str, float, dict[str, str]]] = Queue()
+
+    def make(name: str, help: str, labels: tuple[str, ...]) -> Any:
+        def take(value: float, tags: dict[str, str]) -> None:
+            assert set(tags) == set(labels)
+            told.put((name, value, dict(tags)))
+
+        return SimpleNamespace(set=take)
+
+    monkeypatch.setattr(of_ray, "Gauge", make)
     monkeypatch.setattr(exporter, "PUSH_S", 0.01)
-    return made
+    return told
 
 
 def started(done: Any = None) -> tuple[Exporter, Plan]:
@@ -76,7 +61,6 @@ def test_lines_of_the_table_fit_ray_and_prometheus() -> None:
     for metric in EXPORTED:
         assert metric.name.startswith("ringray_")
         assert metric.help.isascii()  # Ray raises for any other
-        assert (metric.type == "counter") == metric.name.endswith("_total")
         assert metric.name.endswith(UNITS) or metric.unit == "trials"
         assert len(metric.labels) <= len(SWEEP_LABELS) + 1
         assert metric.over in {"", *(other.name for other in EXPORTED)}
@@ -106,27 +90,23 @@ def test_trials_count_once_and_numbers_are_those_of_one_trial() -> None:
     assert seen(earlier)["ringray_trials", "oom"] == 1
 
 
-def test_gauges_are_set_again_and_counters_grow_once(ray: Instruments) -> None:
+def test_gauges_are_set_again_and_a_last_time_at_the_end(pushes: Queue[Any]) -> None:
     under_test, plan = started()
     under_test.take(TrialStarted(plan.trials[0], 1))
-    under_test.take(RingStarted("first"))
-    under_test.take(RingStarted("idle"))
-    for _ in range(5):
-        assert ray.pushes.acquire(timeout=60)
-    under_test.take(RingStarted("idle"))
+    pending = 0
+    while pending < 3:
+        name, value, tags = pushes.get(timeout=60)
+        assert (tags["sweep"], tags["kind"]) == ("a", "latency")
+        pending += (name, value) == ("ringray_pending_trials", 4)
+    under_test.take(TrialEnded(plan.trials[0], Outcome("ok")))
     under_test.take(SweepEnded(SimpleNamespace()))  # type: ignore[arg-type]
-    starts = {
-        cause: sum(value for verb, _, value, tags in ray.told
-                   if (verb, tags.get("cause")) == ("inc", cause))
-        for cause in ("first", "idle")
-    }  # fmt: skip
-    assert starts == {"first": 1, "idle": 2}  # the last push comes at the end
-    assert all(tags["sweep"] == "a" and tags["kind"] == "latency" for *_, tags in ray.told)
+    last = [value for name, value, _ in pushes.queue if name == "ringray_pending_trials"][-1]
+    assert last == 3
     assert not any(thread.name == "metrics" for thread in threading.enumerate())
 
 
 def test_a_ray_that_refuses_or_hangs_ends_nothing(
-    ray: Instruments, monkeypatch: pytest.MonkeyPatch
+    pushes: Queue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, never = threading.Event(), threading.Event()
 

@@ -12,7 +12,6 @@ from ringray.base.errors import PlaceError
 from ringray.lab.driver.event_log import EventLog
 from ringray.lab.driver.events import (
     Note,
-    RingStarted,
     StepEnded,
     StopSweep,
     SweepEnded,
@@ -111,7 +110,7 @@ def test_the_log_has_the_events_of_this_driver_and_ends_with_it(
     world.run(heard)
     log, reader = EventLog(world.path, "ab12" * 16), feed.LogReader(path, os.getpid())
     (trial, *_) = world.plan.trials
-    for event in (*heard.events, StepEnded(trial, 3, {"loss": 1.5}, {}), RingStarted("first")):
+    for event in (*heard.events, StepEnded(trial, 3, {"loss": 1.5}, {})):
         log.take(event)
     assert path.stat().st_mode & 0o777 == 0o600
     assert reader.curve_points() == [(0, "loss", 3, 1.5)]
