@@ -25,7 +25,6 @@ from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import SweepInfo, TrialRow, selected
 
 _SQLITE = b"SQLite format 3\0"
-_PATHS = re.compile(r"/|\.(db|jsonl?|ndjson)$")  # in what looks like a file
 _SIDE = (
     "NAME, DIGEST or NAME@COMMIT of the store; FILE of --json or a store, or FILE:SWEEP; or "
     "runs:/ID of MLflow"
@@ -123,14 +122,10 @@ def _is_store(path: Path) -> bool:
 
 def _file(named: str) -> tuple[Path | None, str]:
     """Returns the file that an argument names, and the sweep in it."""
-    path, colon, sweep = named.rpartition(":")
     if Path(named).is_file():
         return Path(named), ""
-    if colon and Path(path).is_file():
-        return Path(path), sweep
-    if _PATHS.search(path if colon else named):
-        raise UserError(f"there is no file {path or named}; expected a sweep, or a file with one")
-    return None, named
+    path, _, sweep = named.rpartition(":")
+    return (Path(path), sweep) if Path(path).is_file() else (None, named)
 
 
 def _stored(named: str, store: Store, selector: str) -> ComparedSide:

@@ -1,8 +1,7 @@
 """Ray's autoscaler: the nodes that it can start, and those that it is starting.
 
 Ray's API does not give the autoscaler's configuration. It is read from the file that the process on
-the head was started with, or from the RayCluster of KubeRay. If neither can be read, only its
-decision on one placement group is known: ``verdict``.
+the head was started with, or from the RayCluster of KubeRay.
 """
 
 from __future__ import annotations
@@ -99,20 +98,12 @@ def _from_kubernetes() -> Config:
 
 
 @dataclass(frozen=True)
-class AutoscalerVerdict:
-    """The autoscaler's decision on a waiting placement group."""
+class StartingNodes:
+    """Nodes that the autoscaler starts."""
 
-    starting: Mapping[str, int]  # number of nodes that start, by type
+    starting: Mapping[str, int]  # their number, by type
     failed: Mapping[str, str]  # the reason, by type that could not be started
-    refused: bool  # it finds no nodes for the group
-    busy: bool  # other work uses the cluster
-    version: int  # of the cluster's state that it used, which grows with each round
     booting: bool = False  # some of those that start are there and boot
-
-    @property
-    def hopeless(self) -> bool:
-        """True if it refuses the group though no other work and no starting node is in its way."""
-        return self.refused and not self.busy and not self.starting
 
     def __str__(self) -> str:
         parts = [f"{count} × {name} starting" for name, count in self.starting.items()]
@@ -120,42 +111,23 @@ class AutoscalerVerdict:
         return "; ".join(parts)
 
 
-def verdict(group: str) -> AutoscalerVerdict | None:
-    """Returns what the autoscaler says of placement group ``group`` (its id, in hex); None without
-    an autoscaler.
+def starting() -> StartingNodes | None:
+    """Returns the nodes that the autoscaler starts; None without one.
 
     Autoscaler v1 reports nothing here, and neither does v2 before its first round.
     """
     reply = ray_private.cluster_status(_gcs_address(), _RPC_S)
-    return None if reply is None else _verdict(reply, group)
-
-
-def _verdict(reply: Any, group: str) -> AutoscalerVerdict | None:
-    state = reply.autoscaling_state
-    if not state.last_seen_cluster_resource_state_version:
+    state = reply.autoscaling_state if reply is not None else None
+    if state is None or not state.last_seen_cluster_resource_state_version:
         return None
-    starting = Counter(instance.ray_node_type_name for instance in state.pending_instances)
+    count = Counter(instance.ray_node_type_name for instance in state.pending_instances)
     for request in state.pending_instance_requests:
-        starting[request.ray_node_type_name] += request.count
-    return AutoscalerVerdict(
-        starting=starting,
-        failed={
-            request.ray_node_type_name: request.reason.strip() or "Ray gives no reason"
-            for request in state.failed_instance_requests
-        },
-        refused=any(
-            gang.details.partition(":")[0] == group
-            for gang in state.infeasible_gang_resource_requests
-        ),
-        busy=any(
-            node.available_resources.get(name, 0.0) < amount
-            for node in reply.cluster_resource_state.node_states
-            for name, amount in node.total_resources.items()
-            if name in ("CPU", "GPU")
-        ),
-        version=state.last_seen_cluster_resource_state_version,
-        booting=bool(state.pending_instances),
-    )
+        count[request.ray_node_type_name] += request.count
+    failed = {
+        request.ray_node_type_name: request.reason.strip() or "Ray gives no reason"
+        for request in state.failed_instance_requests
+    }
+    return StartingNodes(count, failed, bool(state.pending_instances))
 
 
 def _gcs_address() -> str:

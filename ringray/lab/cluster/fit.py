@@ -54,10 +54,6 @@ class Cluster:
         bundle = (("CPU", cpus), ("GPU", 1.0)) if device == "cuda" else (("CPU", cpus),)
         return Placement(device, config.ring.placement.replace("-", "_").upper(), bundle)
 
-    def will_fit(self, config: TrialConfig) -> bool:
-        """Returns whether the trial's ring is known to find a place in the end."""
-        return self._here(config) or self.reach is not None
-
     def needs_exact_size(self, config: TrialConfig) -> bool:
         """Returns whether a ring must not have more ranks than the trial: idle GPUs cost, and so do
         nodes that a cluster would give back."""

@@ -83,8 +83,7 @@ class Job:
         if code in _WORDS:
             return code, _WORDS[code]
         if code < 0 or code > 128:  # as subprocess or a shell reports a signal
-            number = -code if code < 0 else code - 128
-            return INTERRUPTED, f"its driver was killed by signal {number}"
+            return INTERRUPTED, f"its driver was killed: exit code {code}"
         return 1, f"failed with exit code {code}"
 
 

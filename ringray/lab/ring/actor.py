@@ -14,7 +14,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringray.base import toolchain
 from ringray.base.provenance import code_digest, memory_bytes
 from ringray.instruments import progress
 from ringray.instruments.progress import HERE
@@ -38,15 +37,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RankInfo:
     """A rank's description of itself. ``code``: digest of its sources; ``place``: for which tuned
-    choices hold; ``log``: path of its stderr; ``lacks``: what Triton needs there on a GPU, or None;
-    ``gpu``: its number on the node, of three characters.
+    choices hold; ``log``: path of its stderr; ``gpu``: its number on the node, of three characters.
     """
 
     address: str
     code: str
     place: Place
     log: str
-    lacks: str | None = None
     gpu: str = ""
 
 
@@ -92,8 +89,7 @@ class Rank:
             return RankInfo(_address(), code_digest(), tuned.here("cpu"), _log())
         place = tuned.here(torch.cuda.get_device_name(self._device))
         (gpu,) = ray.get_gpu_ids()
-        lacks = toolchain.missing()
-        return RankInfo(_address(), code_digest(), place, _log(), lacks, f"{gpu:>3}")
+        return RankInfo(_address(), code_digest(), place, _log(), f"{gpu:>3}")
 
     def host_store(self, timeout: float) -> tuple[str, int]:
         """Starts on rank 0 the store through which ranks find each other; returns its address and

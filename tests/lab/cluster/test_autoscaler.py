@@ -10,15 +10,12 @@ from ray.core.generated import autoscaler_pb2 as messages
 
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import autoscaler, placement_wait
-from ringray.lab.cluster.autoscaler import AutoscalerVerdict
+from ringray.lab.cluster.autoscaler import StartingNodes
 from ringray.lab.cluster.placement_wait import MovedError, WaitLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-GROUP = "ab" * 18
-
 
 # Places of the configuration
 
@@ -92,7 +89,7 @@ def test_a_pod_asks_kubernetes_for_its_raycluster(monkeypatch: pytest.MonkeyPatc
     assert (gpu["max_workers"], gpu["resources"]["GPU"], found["max_workers"]) == (3, 2, 3)
 
 
-# Status of a placement group
+# Nodes that start
 
 
 def reply(version: int = 1, **state: Any) -> Any:
@@ -103,9 +100,15 @@ def reply(version: int = 1, **state: Any) -> Any:
     )
 
 
-def test_nodes_on_their_way_are_counted_by_type() -> None:
-    assert autoscaler._verdict(reply(version=0), GROUP) is None  # it has not looked yet
-    answer = autoscaler._verdict(
+def test_nodes_on_their_way_are_counted_by_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    def says(answer: Any) -> StartingNodes | None:
+        monkeypatch.setattr(autoscaler, "_gcs_address", lambda: "h:1")
+        monkeypatch.setattr(autoscaler.ray_private, "cluster_status", lambda *_: answer)
+        return autoscaler.starting()
+
+    assert says(None) is None
+    assert says(reply(version=0)) is None  # it has not looked yet
+    answer = says(
         reply(
             pending_instance_requests=[
                 messages.PendingInstanceRequest(ray_node_type_name="gpu", count=2)
@@ -118,8 +121,7 @@ def test_nodes_on_their_way_are_counted_by_type() -> None:
                 messages.FailedInstanceRequest(ray_node_type_name="big", reason="no capacity"),
                 messages.FailedInstanceRequest(ray_node_type_name="odd", reason=" "),
             ],
-        ),
-        GROUP,
+        )
     )
     assert answer is not None
     assert answer.booting
@@ -127,11 +129,6 @@ def test_nodes_on_their_way_are_counted_by_type() -> None:
         "3 × gpu starting; 1 × cpu starting; big could not be started: no capacity; "
         "odd could not be started: Ray gives no reason"
     )
-    gang = messages.GangResourceRequest(details=f"{GROUP}:PACK|PENDING")
-    for group, refused in ((GROUP, True), ("cd" * 18, False)):
-        answer = autoscaler._verdict(reply(infeasible_gang_resource_requests=[gang]), group)
-        assert answer is not None
-        assert answer.refused is refused
 
 
 # Waiting
@@ -142,10 +139,6 @@ class Group:
 
     def __init__(self, ready: int) -> None:
         self.looks, self.ready = 0, ready
-        self.id = self
-
-    def hex(self) -> str:
-        return GROUP
 
     def wait(self, timeout: float) -> bool:
         self.looks += 1
@@ -153,42 +146,37 @@ class Group:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[AutoscalerVerdict | None]], None]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[StartingNodes | None]], None]:
     """A second passes with each look at the autoscaler, which says what it was given."""
     now = [0.0]
 
-    def says(told: list[AutoscalerVerdict | None]) -> None:
+    def says(told: list[StartingNodes | None]) -> None:
         waiting = iter(told)
 
-        def verdict(group: str) -> AutoscalerVerdict | None:
-            assert group == GROUP
+        def look() -> StartingNodes | None:
             now[0] += 1.0
             return next(waiting)
 
-        monkeypatch.setattr(autoscaler, "verdict", verdict)
+        monkeypatch.setattr(autoscaler, "starting", look)
 
     monkeypatch.setattr(placement_wait.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(placement_wait.ray, "available_resources", lambda: {"CPU": 1.0})
-    monkeypatch.setattr(placement_wait.ray, "cluster_resources", lambda: {"CPU": 2.0})
     return says
 
 
-def verdict(
-    version: int, refused: bool = False, busy: bool = False, starting: int = 0
-) -> AutoscalerVerdict:
-    return AutoscalerVerdict({"gpu": starting} if starting else {}, {}, refused, busy, version)
+def starts(count: int, booting: bool = False) -> StartingNodes:
+    return StartingNodes({"gpu": count}, {}, booting)
 
 
-def waits(group: Group, will_fit: bool = True, seconds: float = 600, **options: Any) -> list[str]:
+def waits(group: Group, seconds: float = 600, **options: Any) -> list[str]:
     """Waits for the place of a ring of 2; returns what was told meanwhile."""
     texts: list[str] = []
-    limits = WaitLimits(seconds, texts.append, will_fit, **options)
-    placement_wait.wait(group, 2, {"CPU": 1.0}, limits)
+    placement_wait.wait(group, 2, {"CPU": 1.0}, WaitLimits(seconds, texts.append, **options))
     return texts
 
 
 def test_the_reason_of_a_wait_is_told_once(clock: Any) -> None:
-    clock([verdict(1), *[verdict(2, starting=4)] * 5, *[verdict(3, starting=1)] * 5, None])
+    clock([StartingNodes({}, {}), *[starts(4)] * 5, *[starts(1)] * 5, None])
     assert waits(Group(12)) == [
         "waiting for nodes: 4 × gpu starting",
         "waiting for nodes: 1 × gpu starting",
@@ -200,9 +188,7 @@ def test_the_reason_of_a_wait_is_told_once(clock: Any) -> None:
 @pytest.mark.parametrize("boots", [0, 40])
 def test_a_wait_ends_and_nodes_that_boot_do_not_count(clock: Any, boots: int) -> None:
     """Nodes that the autoscaler only asks for do, and so does what comes when they have failed."""
-    booting = AutoscalerVerdict({"gpu": 2}, {}, False, False, 1, booting=True)
-    asked = verdict(1, starting=2)
-    clock([asked, *[booting] * boots, asked, None, None, None, None])
+    clock([starts(2), *[starts(2, booting=True)] * boots, starts(2), None, None, None, None])
     group = Group(99)
     with pytest.raises(PlaceError, match=r"after 5 s \(limits.place_timeout\): each rank needs 1"):
         waits(group, seconds=5)
@@ -210,31 +196,6 @@ def test_a_wait_ends_and_nodes_that_boot_do_not_count(clock: Any, boots: int) ->
 
 
 def test_a_place_that_others_changed_is_asked_for_anew(clock: Any) -> None:
-    clock([verdict(1)] * 10)
+    clock([None] * 10)
     with pytest.raises(MovedError):
         waits(Group(99), moved=iter([False, True]).__next__)
-
-
-def test_a_refusal_that_lasts_is_believed_where_nothing_else_is_known(clock: Any) -> None:
-    refusals = [verdict(version, refused=True) for version in range(1, 30)]
-    clock(refusals)
-    group = Group(99)
-    with pytest.raises(PlaceError, match="the autoscaler has no nodes to start for that"):
-        waits(group, will_fit=False)
-    assert group.looks <= placement_wait.NEVER_S + 2
-    clock(refusals)
-    waits(Group(18), will_fit=True)
-
-
-@pytest.mark.parametrize(
-    "verdicts",
-    [
-        [verdict(1, refused=True)] * 20,  # the autoscaler has not looked again
-        [verdict(n, refused=True, busy=True) for n in range(20)],
-        [verdict(n, refused=True, starting=1) for n in range(20)],
-        [verdict(n, refused=n % 5 > 0) for n in range(20)],
-    ],
-)
-def test_a_refusal_for_now_is_waited_out(clock: Any, verdicts: list[AutoscalerVerdict]) -> None:
-    clock(verdicts)
-    waits(Group(18), will_fit=False)

@@ -170,10 +170,8 @@ def test_what_a_cluster_can_have_decides_about_devices_and_spare_ranks() -> None
     assert not still.needs_exact_size(small)
     full = Cluster(False, Capacity((NodeGroup("node", GPU, 4),)), never)
     assert full.refusal(config("{size: 4}")) is None
-    assert full.will_fit(config("{size: 4}"))
     unknown = Cluster(False, EMPTY, lambda: None)
     assert unknown.refusal(config("{size: 64, device: cpu}")) is None
-    assert not unknown.will_fit(config("{size: 64, device: cpu}"))
     without = Cluster(False, EMPTY, lambda: Capacity((NodeGroup("cpu", {"CPU": 8.0}, 4),)))
     reason = without.refusal(config("{size: 2, device: cuda}"))
     assert reason is not None

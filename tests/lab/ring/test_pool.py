@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.base.errors import PlaceError, StoppedError
+from ringray.base.errors import StoppedError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
@@ -20,7 +20,7 @@ from ringray.lab.specs import model as spec
 from ringray.tuning.table import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 PLACE = Place("cpu", "k", "2.13.0", "3.9.0")
 FEW = Capacity((NodeGroup("node", {"CPU": 8.0}),))
@@ -36,14 +36,13 @@ class Counted:
     """A stand-in for a ring; ``alive`` holds those that are not closed."""
 
     alive: list[Counted] = []  # noqa: RUF012
-    lacks: str | None = None
 
     def __init__(
         self, capacity: int, placement: Any, timeout: float, wait_limits: Any, avoid: Any = ()
     ) -> None:
         self.capacity, self.placement, self.size = capacity, placement, 0
         self.wait_limits, self.avoid = wait_limits, avoid
-        self.ranks = [RankInfo("10.0.0.7", "c", PLACE, "", self.lacks)]
+        self.ranks = [RankInfo("10.0.0.7", "c", PLACE, "")]
         self.alive.append(self)
 
     def form(self, size: int, *_: object) -> None:
@@ -153,32 +152,12 @@ def test_a_ring_that_comes_too_late_is_given_back(
 def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> None:
     read, configs = sweep("{size: 64, device: cpu}", "{place_timeout: 3m}")
     notes: list[str] = []
-    unknown: Callable[[], Capacity | None] = lambda: None  # noqa: E731
-    shared = RingPool(Cluster(False, FEW, unknown), read, notes.append)
+    shared = RingPool(GROWING, read, notes.append)
     shared.take(configs[0], configs)
     (ring,) = rings
-    assert (ring.wait_limits.seconds, ring.wait_limits.will_fit) == (180.0, False)
+    assert ring.wait_limits.seconds == 180.0
     assert notes == ["starting 64 cpu actors"]
     shared.close()
-
-
-@pytest.mark.parametrize(
-    ("device", "backend", "said"),
-    [("cuda", "auto", "no C compiler"), ("cuda", "aten", ""), ("cpu", "aten", "")],
-)
-def test_a_gpu_ring_without_a_compiler_says_so(
-    rings: list[Counted], monkeypatch: pytest.MonkeyPatch, device: str, backend: str, said: str
-) -> None:
-    monkeypatch.setattr(Counted, "lacks", "no C compiler (gcc or clang)")
-    read, configs = sweep(f"{{size: 2, device: {device}}}\nstrategy: {{backend: {backend}}}")
-    shared = RingPool(GPUS, read, lambda text: None)
-    if said:
-        with pytest.raises(PlaceError, match=f"cannot start on 10.0.0.7: {said}"):
-            shared.take(configs[0], configs)
-    else:
-        shared.take(configs[0], configs)
-    shared.close()
-    assert rings == []
 
 
 def test_a_busy_ring_is_kept_and_an_idle_one_released(
