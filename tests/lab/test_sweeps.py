@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -126,29 +125,9 @@ def test_history_adds_earlier_measurements(home: Path) -> None:
     assert (frame.status == "pruned").sum() == 2
 
 
-def test_a_sweep_without_a_result_is_an_empty_frame(home: Path) -> None:
-    fill(default_path(), SMALL.replace("[null, 3]", "null"), ended=0)
-    assert lab.results("small").empty
-    assert lab.results("small", history=True).empty
-
-
 def test_no_two_columns_have_one_name() -> None:
     fixed = {"status", "reason", "attempts", "time", "current", "predicted_ms", "hardware", "cores"}
     fixed |= {"commit", *provenance.versions()}
     both = {*FIELDS} & {*METRICS}
     assert both == {"hidden", "repeats"}  # which are metric.hidden and metric.repeats
     assert not fixed & ({*FIELDS} | {*METRICS})
-
-
-def test_the_package_names_what_it_has() -> None:
-    assert {"run", "results"} <= {*dir(lab)}
-    with pytest.raises(AttributeError, match="no attribute 'measure'"):
-        lab.measure  # noqa: B018
-
-
-def test_the_notebook_holds_no_outputs() -> None:
-    book = json.loads((ROOT / "docs" / "examples" / "results.ipynb").read_text("utf-8"))
-    cells = [cell for cell in book["cells"] if cell["cell_type"] == "code"]
-    assert cells
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
-    assert book["nbformat"] == 4

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ringray import __version__
 from ringray.lab import cli
 from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
@@ -58,7 +57,6 @@ def test_an_environment_without_a_requirement_is_named(home: Path) -> None:
         (["plan", QUICKSTART, "--json", "/nowhere/plan.json"], "--json /nowhere/plan.json"),
         (["run", QUICKSTART, "--no-tracking", "--json", "/nowhere/a.jsonl"], "/nowhere/a.jsonl"),
         (["run", QUICKSTART, "--store", "/proc/store.db"], "/proc/store.db"),
-        (["status", "nothing"], "ringray run SPEC"),
         (["resume", "nothing"], "ringray run SPEC"),
     ],
 )
@@ -94,27 +92,10 @@ def test_a_spec_of_which_no_point_can_run_exits_2(
     assert f"{impossible}:7: problem.window: " in capsys.readouterr().err
 
 
-def test_no_command_prints_the_commands_by_purpose(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    out = capsys.readouterr().out
-    titles = re.findall(r"^(\S.*):$", out, re.MULTILINE)
-    assert titles == [
-        "first steps", "write", "measure", "look", "cluster", "repair", "options",
-        "exit codes", "environment",
-    ]  # fmt: skip
-    assert re.findall(r"^  (\w+)  ", out, re.MULTILINE)[: len(cli.COMMANDS)] == [*cli.COMMANDS]
-    assert max(map(len, out.partition("\noptions:")[0].splitlines())) <= 80
-
-
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "--help"]) == 0
     assert f"usage: ringray {name}" in capsys.readouterr().out
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"ringray {__version__}\n"
 
 
 def test_an_unexpected_error_shows_where_and_how_to_report(
@@ -191,19 +172,6 @@ def test_plan_writes_json(small: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert printed["trials"][0]["predicted"]["flops"] > 0
 
 
-def test_a_large_plan_is_shortened_unless_all_is_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    large = tmp_path / "large.yaml"
-    large.write_text(SMALL.replace("seq_len: 64", f"seq_len: {[64 + i for i in range(20)]}"))
-    assert cli.main(["plan", str(large)]) == 0
-    assert "... and 60 trials more (--all)" in capsys.readouterr().out
-    assert cli.main(["plan", str(large), "--all"]) == 0
-    out = capsys.readouterr().out
-    assert "more (--all)" not in out
-    assert len(out.splitlines()) > 120
-
-
 def test_schema_is_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["schema"]) == 0
     assert json.loads(capsys.readouterr().out) == spec.json_schema()
@@ -221,17 +189,6 @@ def test_the_quick_commands_import_nothing_heavy() -> None:
     )
     done = shell(code=code)
     assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_no_color_means_none(
-    small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in (("NO_COLOR", "1"), ("FORCE_COLOR", "1"), ("TERM", "xterm-256color")):
-        monkeypatch.setenv(name, value)
-    assert cli.main(["plan", small]) == 0
-    codes = re.findall(r"\x1b\[[0-9;]*m", capsys.readouterr().out)
-    assert codes
-    assert all(re.fullmatch(r"\x1b\[[0-9](;[0-9])*m", code) for code in codes), codes
 
 
 # list, status
@@ -258,15 +215,6 @@ def test_status_shows_results_and_what_is_pending(
     assert re.search(r"contiguous .* ok +12\.3 +12\.1–12\.9 +13\.0 +0\.95 +0\.161 +4\.00", out)
     assert len(re.findall("pending", out)) == 5
     assert "`ringray resume small` continues" in out
-
-
-def test_status_of_an_unknown_sweep_names_the_nearest(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fill(default_path())
-    for command in ("status", "resume", "sync"):
-        assert cli.main([command, "smal"]) == 2
-        assert "did you mean 'small'?" in capsys.readouterr().err
 
 
 def test_status_writes_the_records(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

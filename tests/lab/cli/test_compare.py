@@ -72,17 +72,6 @@ def test_every_way_to_name_a_side(
     assert "answer: B is faster" in capsys.readouterr().out
 
 
-def test_a_commit_has_all_that_was_measured_at_it(
-    lines: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Store(default_path()) as store:
-        _measure(store, 12.0, at=1.9)
-    assert main(["compare", "quick@1", "quick@aa", "--json", "-"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {tuple(one["replicas"]) for one in found["points"]} == {(2, 1)}
-    assert {"what": "commit", "a": "1111111", "b": "aaaaaaa"} in found["changes"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -121,8 +110,7 @@ def test_refusals(
 @pytest.mark.parametrize(
     "change",
     [
-        {"environment": None}, {"metrics": []}, {"status": "fine"}, {"sweep": 3},
-        {"time": "yesterday"}, {"environment": {"hardware": 3}}, {"config": {"replica": []}},
+        {"environment": None}, {"status": "fine"}, {"time": "yesterday"},
     ],
 )  # fmt: skip
 def test_lines_of_another_shape_are_refused(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,27 +9,6 @@ import pytest
 from ringray.lab import cli
 
 ROOT = Path(__file__).resolve().parents[3]
-ASK = """
-source "$1"; shift
-COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))
-$(complete -p ringray | sed 's/.*-F \\([^ ]*\\).*/\\1/')
-printf '%s\\n' "${COMPREPLY[@]}"
-"""
-
-
-@pytest.mark.parametrize(
-    ("words", "offers"),
-    [(["comp"], {"compare", "completion"}), (["compare", "--fa"], {"--fail-above"})],
-)
-def test_bash_completes_commands_options_and_choices(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], offers: set[str]
-) -> None:
-    assert cli.main(["completion", "bash"]) == 0
-    script = tmp_path / "script"
-    script.write_text(capsys.readouterr().out)
-    command = ["bash", "-c", ASK, "bash", str(script), "ringray", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert offers <= set(done.stdout.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

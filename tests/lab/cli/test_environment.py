@@ -15,7 +15,6 @@ from tests.support.place import tiny
 from tests.support.tracking_store import begin, trials
 
 ROOT = Path(__file__).resolve().parents[3]
-NOBODY = 54321  # a user without an entry in passwd
 
 
 @pytest.fixture
@@ -56,21 +55,6 @@ def test_a_terminal_without_our_characters(home: Path) -> None:
 def test_a_full_stdout(home: Path) -> None:
     done = shell("list >/dev/full")
     says = "stdout, or a file cannot be used: no space left on device"
-    check_one_line(done.returncode, done.stderr, says)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_a_user_without_a_home(home: Path) -> None:
-    # As root, which may read the interpreter, until all is imported.
-    code = (
-        "import os; from ringray.lab.cli import entry, store; import sys; "
-        f"os.setuid({NOBODY}); sys.argv = ['ringray', 'list']; entry()"
-    )
-    done = subprocess.run(
-        ["env", "-u", "HOME", "-u", "RINGRAY_HOME", sys.executable, "-c", code],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    says = f"the home folder of user {NOBODY} is not known; set RINGRAY_HOME"
     check_one_line(done.returncode, done.stderr, says)
 
 

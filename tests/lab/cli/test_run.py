@@ -115,14 +115,3 @@ def test_only_tuning_kinds_are_tuned(
     assert cli.main(["tune", small]) == 2
     assert "expected one of strategy-tune" in capsys.readouterr().err
     assert not (home / "store.db").exists()
-
-
-def test_a_tracking_server_that_is_not_there_ends_the_run_before_it_starts(
-    tmp_path: Path, home: Path, addresses: list[str | None], capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "tracked.yaml"
-    path.write_text(SMALL.replace("{enabled: false}", "{uri: 'http://127.0.0.1:9'}"))
-    assert cli.main(["run", str(path)]) == 2
-    assert "http://127.0.0.1:9" in capsys.readouterr().err
-    assert addresses == []
-    assert cli.main(["run", str(path), "--no-tracking"]) == 0

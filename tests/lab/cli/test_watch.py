@@ -14,13 +14,11 @@ import pytest
 from ringray.base.locks import Owner
 from ringray.lab import cli
 from ringray.lab.cli import watch
-from ringray.lab.report import live
 from ringray.lab.store import feed
 from ringray.lab.store.feed import Feed
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome
 from tests.support.job_server import URL, Server
-from tests.support.report_rows import console, printed
 from tests.support.small_spec import fill
 from tests.support.steps import Steps
 
@@ -111,19 +109,6 @@ def test_it_follows_and_exits_as_the_sweep(
     assert not sweep.steps.todo
 
 
-def test_a_sweep_that_is_over_is_printed_once(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep.end("interrupted")()
-    monkeypatch.setattr(Store, "owner", lambda *_: None)
-    assert cli.main(["watch", sweep.plan.digest[:6]]) == 130
-    over = capsys.readouterr().out
-    assert over.startswith(f"small  {sweep.plan.digest[:12]}  latency  interrupted")
-    assert sweep.steps.waits == []
-    assert cli.main(["status", "small"]) == 0
-    assert capsys.readouterr().out.startswith(over.rstrip())
-
-
 def test_wrong_commands_exit_2(
     home: Path, sweep: Sweep, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,34 +130,6 @@ def test_ctrl_c_ends_the_watcher_only(sweep: Sweep, capsys: pytest.CaptureFixtur
     assert cli.main(["watch", "small"]) == 130
     assert "ringray: interrupted" in capsys.readouterr().err
     assert sweep.store.find("small").status == "running"
-
-
-def test_on_a_terminal_the_table_shows_best_fault_and_time_left(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    to, texts = console(140), list[str]()
-    view = live.LiveTable(to)
-    monkeypatch.setattr(live, "view", lambda _: view)
-
-    def look() -> None:
-        texts.append(printed(live.render(view.board, 30, to), 140))
-
-    sweep.record(2)()  # in this run, before anybody watched
-    sweep.log(note="starting [b]2[/b] actors")()
-    sweep.start(3, 2)()
-    sweep.steps.todo = [
-        look, sweep.record(3, "failed", "gone \x1b[31m"), int, look, sweep.record(4), int, look,
-        sweep.end(),
-    ]  # fmt: skip
-    assert cli.main(["watch", "small"]) == 0
-    first, second, third = texts
-    assert re.search(r"3/6 +elapsed 1:0\d +about .* left", first)
-    assert re.search(r"^now: zigzag .* on a ring of 2, attempt 2$", first, re.MULTILINE)
-    assert "starting [b]2[/b] actors" in first
-    assert "best of " in first
-    assert "failed: " in second
-    assert "gone \ufffd[31m" in second
-    assert "5/6" in third
 
 
 # On a head

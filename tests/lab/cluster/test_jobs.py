@@ -118,16 +118,6 @@ def test_jobs_that_only_look_like_ours(server: Server, here: Jobs, change: dict[
     assert here.all() == []
 
 
-@pytest.mark.parametrize("name", ["-rf.yaml", "x;y.yaml"])
-def test_a_name_that_a_shell_reads_is_not_kept(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(provenance, "packages", lambda: ())
-    (tmp_path / name).write_text(SMALL)
-    with packed(spec.load(tmp_path / name)) as shipment:
-        assert shipment.spec == "spec/spec.yaml"
-
-
 # Once
 
 

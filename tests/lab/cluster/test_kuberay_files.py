@@ -12,7 +12,6 @@ from ray.autoscaler._private.util import validate_config
 from ringray.lab.cluster import capacity
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from tests.support.cluster_files import (
-    CLUSTER,
     cluster_spec,
     pinned,
     pods,
@@ -86,48 +85,6 @@ def test_kubernetes_accepts_its_pods() -> None:
             kubernetes_validate.validate(wrong, "1.30", strict=True)
 
 
-def test_only_the_head_has_the_store_and_all_pods_have_the_data() -> None:
-    """The store is a sqlite file: it belongs on a volume of one node."""
-    access = {
-        claim["metadata"]["name"]: claim["spec"]["accessModes"]
-        for claim in shared()
-        if claim["kind"] == "PersistentVolumeClaim"
-    }
-    assert access == {"ringray-results": ["ReadWriteOnce"], "ringray-data": ["ReadWriteMany"]}
-    for number, pod in enumerate(pods(SPEC)):
-        (container,) = pod["spec"]["containers"]
-        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-        assert mounts["data"] == "/data"
-        assert ("results" in mounts) == (number == 0)
-        assert pod["spec"]["securityContext"]["fsGroup"] == 100  # or user 1000 cannot write there
-
-
-def test_a_group_of_several_gpus_reaches_its_fabric_or_says_that_it_takes_tcp() -> None:
-    """Pinned memory and a device in each, and nodes near each other."""
-    text = (CLUSTER / "kuberay" / "raycluster.yaml").read_text()
-    for group in SPEC["workerGroupSpecs"]:
-        spec = group["template"]["spec"]
-        (container,) = spec["containers"]
-        limits = container["resources"]["limits"]
-        fabric = {key for key in limits if key.startswith(("vpc.amazonaws.com/efa", "rdma/"))}
-        assert group["template"]["spec"]["affinity"]["podAffinity"]
-        if int(limits["nvidia.com/gpu"]) == 1 and not fabric:
-            assert f"`{group['groupName']}` takes TCP" in text
-            continue
-        assert len(fabric) == 1, group["groupName"]
-        assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
-        efa = fabric == {"vpc.amazonaws.com/efa"}
-        assert ("hugepages-2Mi" in limits) == efa
-        assert ({"name": "FI_PROVIDER", "value": "efa"} in container["env"]) == efa
-        if efa:  # which does not leave its zone
-            (term,) = spec["affinity"]["podAffinity"][
-                "requiredDuringSchedulingIgnoredDuringExecution"
-            ]
-            chosen = term["labelSelector"]["matchLabels"]
-            assert chosen.items() <= group["template"]["metadata"]["labels"].items()
-            assert term["topologyKey"] == "topology.kubernetes.io/zone"
-
-
 def test_prometheus_finds_the_metrics_of_all_pods_and_is_let_in() -> None:
     monitor = read("kuberay/monitor")
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
@@ -148,19 +105,3 @@ def test_prometheus_finds_the_metrics_of_all_pods_and_is_let_in() -> None:
     )
     (source,) = rule["from"]
     assert {"namespaceSelector", "podSelector"} <= source.keys()  # both, in one element
-
-
-def test_workers_have_gpus_memory_for_nccl_and_no_way_to_kubernetes() -> None:
-    _, whole, spot, _ = groups = SPEC["workerGroupSpecs"]
-    for group in groups:
-        pod = group["template"]["spec"]
-        assert pod["automountServiceAccountToken"] is False
-        gpus = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-        assert gpus in pod["tolerations"]
-        assert {"name": "shared", "mountPath": "/dev/shm"} in pod["containers"][0]["volumeMounts"]
-        assert pod["volumes"][0]["emptyDir"]["medium"] == "Memory"
-    chosen = whole["template"]["spec"]["nodeSelector"]
-    assert "H100" in chosen["nvidia.com/gpu.product"]
-    preempted = {"karpenter.sh/capacity-type": "spot"}
-    assert spot["template"]["spec"]["nodeSelector"] == chosen | preempted
-    assert spot["template"]["spec"]["containers"] == whole["template"]["spec"]["containers"]

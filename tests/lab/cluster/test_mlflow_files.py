@@ -9,7 +9,6 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support.cluster_files import pinned
 from tests.support.place import REPOSITORY
 
 CLUSTER = REPOSITORY / "cluster"
@@ -90,24 +89,3 @@ def test_kubernetes_opens_nothing_to_the_outside() -> None:
     labels = found["Deployment", "ringray-mlflow"]["spec"]["template"]["metadata"]["labels"]
     assert policies["ringray-postgres"][0]["from"] == [{"podSelector": {"matchLabels": labels}}]
     assert policies.keys() == {"ringray-postgres", "ringray-mlflow"}
-
-
-# Both
-
-
-def test_versions_of_mlflow_are_those_of_the_constraints() -> None:
-    image = f"ringray-mlflow:{pinned('mlflow')}"
-    services, found = compose()["services"], manifests()
-    assert services["mlflow"]["image"] == image
-    pods = [
-        found[key]["spec"]["template"]["spec"]["containers"][0]["image"]
-        for key in (("Deployment", "ringray-mlflow"), ("StatefulSet", "postgres"))
-    ]
-    assert pods == [f"REGISTRY/{image}", POSTGRES]
-    assert services["postgres"]["image"] == POSTGRES
-    text = (FOLDER / "Dockerfile").read_text()
-    assert image in text
-    assert "-c /tmp/constraints.txt" in text
-    for package in ("flask-wtf", "boto3"):  # those that are not in constraints.txt
-        assert re.search(rf"\b{package}==[\d.]+\b", text)
-    assert re.findall(r"^USER (\w+)", text, re.MULTILINE) == ["1000"]

@@ -57,13 +57,6 @@ def test_nodes_that_do_not_join_end_the_job(place: Place) -> None:
     slurm.check_nothing_is_left(place)
 
 
-def test_an_image_that_cannot_be_started_ends_the_job(place: Place) -> None:
-    image = {"RINGRAY_CONTAINER": "no-such-container exec"}
-    done = place.end(slurm.start(place, place.spec(tiny("image")), nodes=TWO, **image))
-    assert done.code == 2
-    assert "no ringray[lab] for no-such-container exec python (a missing command)" in done.err
-
-
 def leaf(line: str) -> str:
     return line.partition("--labels=")[2]
 
@@ -88,16 +81,6 @@ def test_a_sweep_runs_on_all_nodes_and_leaves_none(place: Place, network: tuple[
         assert f"--labels=ringray.io/rack=leaf{rank}" in line
         assert f"--node-ip-address={network[rank].rpartition('/')[2]}" in line
         assert "--num-cpus=1 --num-gpus=0" in line
-
-
-@pytest.mark.exhaustive
-def test_the_exit_code_is_that_of_the_sweep(place: Place) -> None:
-    """1: a trial failed."""
-    spec = place.spec(tiny("late", timeout="1s", repeats=1000, seq_len=1024, retries=0))
-    done = place.end(slurm.start(place, spec, "--no-tracking", nodes=TWO[:1], cpus=2), 300)
-    assert done.code == 1, done.err
-    assert [trial.status for trial in place.trials("late")] != ["ok"]
-    slurm.check_nothing_is_left(place)
 
 
 @pytest.mark.exhaustive

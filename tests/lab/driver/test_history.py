@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.lab.cli import main
 from ringray.lab.driver.json_lines import JsonLines
 from tests.support.sweep_world import Rings, World
 
@@ -96,23 +95,3 @@ def test_lines_of_other_code_are_not_written_again(world: World) -> None:
         assert lines() == [*of_b, ("a", 1.0), ("a", 2.0), ("a", 3.0)]
     world.run(JsonLines(str(path)), again=True)
     assert lines()[6:] == [("a", 7.0), ("a", 8.0), ("a", 9.0)]
-
-
-def test_history_shows_every_measurement(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.run()
-    world.checkout("b")
-    world.here["git"]["dirty"] = True
-    world.run()
-    assert main(["status", "s", "--history", "--store", str(world.path)]) == 0
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    rows = [line for line in lines if line[0:1] in (["1"], ["2"], ["3"]) and len(line) > 5]
-    assert [(row[1], row[4:]) for row in rows] == [
-        (str(64 * number), cells)
-        for number in (1, 2, 3)
-        for cells in (
-            ["aaaaaaa", "aaaaaaa", "ok", f"{number}.00"],
-            ["bbbbbbb", "dirty", "bbbbbbb", "ok", f"{number + 3}.00", "yes"],
-        )
-    ]
-    assert main(["status", "s", "--store", str(world.path)]) == 0
-    assert "aaaaaaa" not in capsys.readouterr().out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -98,22 +97,6 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
         assert _read(path) == [16]
         lines.take(ENDED)
     assert _read(path) == [16, 16]
-
-
-def test_a_pipe_has_one_writer_from_the_start_to_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    texts: list[str] = []
-    reader = threading.Thread(target=lambda: texts.append(path.read_text()))
-    reader.start()
-    lines = _start(path, [])
-    for _ in range(2):
-        lines.take(ENDED)
-    lines.close()
-    reader.join()
-    assert len(texts[0].splitlines()) == 2
 
 
 def test_a_pipe_whose_reader_leaves_ends_the_sweep_in_order(tmp_path: Path) -> None:

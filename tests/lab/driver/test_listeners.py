@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING
 
@@ -19,10 +18,9 @@ from ringray.lab.driver.events import (
     TrialEnded,
     TrialStarted,
 )
-from ringray.lab.driver.json_lines import JsonLines
 from ringray.lab.store import feed
 from ringray.lab.store.store import Store
-from tests.support.sweep_world import THREE, Heard, World
+from tests.support.sweep_world import Heard, World
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,17 +82,6 @@ def test_one_may_end_the_sweep_with_an_error(world: World, at: type, status_then
     assert failing.closed == 1
     with Store(world.path) as store:
         assert [row.status for row in store.sweeps()] == ([status_then] if status_then else [])
-
-
-def test_a_pruned_point_has_one_line_of_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world = World(tmp_path, monkeypatch, THREE.replace("size: 2", "size: [2, 4]"))
-    path = tmp_path / "a.jsonl"
-    for _ in range(2):
-        world.run(JsonLines(str(path)))
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        assert sorted(line["status"] for line in lines) == ["ok"] * 3 + ["pruned"] * 3
 
 
 # The event log

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +12,6 @@ from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.studies import outcome_of
 from ringray.lab.plan import plan
 from ringray.lab.plan.problems import studies
-from ringray.lab.predict.hardware import cpu
 from ringray.lab.specs import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome
@@ -60,7 +58,8 @@ class Machine:
             cost * (1 + self.draw.gauss(0, 0.01)) for _ in range(work.config.measure.repeats)
         ]
         assert len(ms) == work.repeats
-        metrics = {"median_ms": sorted(ms)[len(ms) // 2], "peak_memory_bytes": 1e9 / cost}
+        median = sorted(ms)[len(ms) // 2]
+        metrics = {"median_ms": median, "tflops": 1 / median, "peak_memory_bytes": 1e9 / cost}
         return Outcome("ok", None, metrics, {"ms": ms})
 
     def run(self, schedule: Schedule, stop: int | None = None) -> dict[str, Outcome]:
@@ -73,17 +72,6 @@ class Machine:
 
 def as_rows(done: dict[str, Outcome]) -> dict[str, TrialRow]:
     return done  # type: ignore[return-value]  # status, metrics and samples are all that is read
-
-
-def test_each_problem_on_each_ring_is_searched_by_itself() -> None:
-    made = build("{method: grid}")
-    groups = studies(made.runnable)
-    assert [group[0].config.ring.size for group in groups] == [2, 4]
-    transports = {trial.config.strategy.transport for trial in groups[1]}
-    assert {"ring", "bidirectional", "allgather", "ulysses", "hybrid:2", "double-ring:2"} == (
-        transports
-    )
-    assert "hybrid:2" not in {trial.config.strategy.transport for trial in groups[0]}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -103,19 +91,6 @@ def test_it_finds_the_best_of_each(method: str) -> None:
         assert study.runs <= 0.5 * 9 * len(study.trials) or method == "grid"
 
 
-@pytest.mark.parametrize(("spread", "all_of_them"), [(0.02, False), (2.0, True)])
-def test_halving_waits_with_what_a_sure_prediction_rules_out(
-    spread: float, all_of_them: bool
-) -> None:
-    """Its certainty follows from the interval of the predicted times."""
-    fleet = cpu(64)
-    fleet = replace(fleet, hardware=fleet.hardware.model_copy(update={"spread": spread}))
-    text = f"{HEAD}{BODY.replace('[2, 4]', '4')}search: {{method: halving, budget: 1.0}}\n"
-    made = plan.build(spec.parse(text, "s.yaml"), fleet, everything=True)
-    first = {work.trial.key for work in iter(Schedule(made, {}, {}).next, None)}
-    assert (len(first) == len(made.runnable)) == all_of_them
-
-
 @pytest.mark.parametrize("method", ALL)
 def test_what_the_store_holds_is_not_measured_again(method: str) -> None:
     made = build(f"{{method: {method}}}")
@@ -133,16 +108,6 @@ def test_what_the_store_holds_is_not_measured_again(method: str) -> None:
     assert over.next() is None
     assert {trial.key for trial in over.not_requested()} == left
     assert [_said(one) for one in over.found()] == [_said(one) for one in again.found()]
-
-
-def test_a_search_that_failed_somewhere_is_taken_up_there_alone() -> None:
-    made = build("{method: grid}")
-    done = Machine().run(Schedule(made, {}, {}))
-    (lost,) = [t.key for t in made.runnable if t.config.ring.size == 4][:1]
-    del done[lost]
-    again, machine = Schedule(made, {}, as_rows(done), set()), Machine()
-    machine.run(again)
-    assert [work.trial.key for work in machine.worked] == [lost]
 
 
 @pytest.mark.parametrize("method", ALL)
@@ -196,13 +161,14 @@ def test_a_lucky_replica_does_not_decide() -> None:
     assert found.runs == 10
 
 
-def test_of_several_objectives_there_is_a_front() -> None:
-    made, machine = build("{method: grid, objectives: [median_ms, peak_memory_bytes]}"), Machine()
+@pytest.mark.parametrize(("other", "several"), [("peak_memory_bytes", True), ("tflops", False)])
+def test_of_several_objectives_there_is_a_front(other: str, several: bool) -> None:
+    made = build(f"{{method: grid, objectives: [median_ms, {other}]}}")
     schedule = Schedule(made, {}, {})
-    machine.run(schedule)
+    Machine().run(schedule)
     study = schedule.found()[0]
-    assert study.best == study.front[0]
-    assert len(study.front) > 2
+    assert study.best in study.front
+    assert (len(study.front) > 1) == several
 
 
 def test_a_lucky_run_does_not_decide() -> None:

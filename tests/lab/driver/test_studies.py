@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -120,17 +120,6 @@ def test_a_sweep_that_is_over_keeps_what_it_found_however_it_came_to_it() -> Non
     ]
 
 
-def test_what_lost_its_place_with_a_damaged_store_is_left_out() -> None:
-    made = built("8000", "{method: halving}")
-    whole = rows(made, lambda t: 1.0 + order(t))
-    lost = [TrialRow(**{**_fields(row), "environment": None}) for row in whole]
-    assert result.entries(made, lost) == []
-
-
-def _fields(row: TrialRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__slots__}
-
-
 def test_cuts_that_were_planned_for_another_device_are_not_tried(tmp_path: Path) -> None:
     text = KERNELS.partition("strategy")[0].format(lengths="128", search="{}")
     text = text.replace("cuda", "auto")
@@ -147,12 +136,6 @@ CUT = (
     "problem: {seq_len: 300, heads: 2, head_dim: 16, direction: forward}\n"
     "strategy: {blocks: [64, 128]}\nmeasure: {repeats: 3, baseline: null}\n"
 )
-
-
-def test_a_point_that_was_compared_with_no_other_is_not_kept() -> None:
-    made = plan.build(spec.parse(CUT))
-    ended = rows(made, lambda t: 7.0 if t.config.strategy.blocks == 64 else None)
-    assert result.entries(made, ended) == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.lab.trial.config import TrialConfig
 from ringray.tuning import table as tuned
 
 if TYPE_CHECKING:
@@ -24,22 +23,6 @@ problem: {seq_len: 64, heads: 2, head_dim: 16, dtype: float32, direction: forwar
 strategy: {partition: auto, transport: [ring, bidirectional, ulysses]}
 measure: {warmup: 1, repeats: 4, baseline: null}
 search: {method: halving, objectives: [peak_memory_bytes, median_ms], budget: 0.6}
-"""
-CUT = """\
-version: 1
-name: tiny-cut
-kind: kernel-tune
-ring: {size: 2, device: cpu}
-problem: {seq_len: 128, heads: 4, kv_heads: 2, head_dim: 16, dtype: float32, direction: forward}
-measure: {warmup: 1, repeats: 3, baseline: null}
-"""
-CUT_TAKEN = """\
-version: 1
-name: tiny-cut-taken
-kind: latency
-ring: {size: 2, device: cpu}
-problem: {seq_len: 256, heads: 2, kv_heads: 1, head_dim: 16, dtype: float32, direction: forward}
-measure: {warmup: 0, repeats: 1, baseline: null}
 """
 TAKE = """\
 version: 1
@@ -109,28 +92,3 @@ def test_tuned_and_taken(place: Place) -> None:
     assert anew.code == 0, anew.err
     assert "ok" in {line["status"] for line in lines(place.home / "anew.jsonl")}
     assert "connecting" in anew.out
-
-
-@pytest.mark.exhaustive
-def test_ranks_measure_cuts_side_by_side_and_rings_take_the_best(place: Place) -> None:
-    first = place.run("tune", place.spec(CUT), "--no-tracking", "--json", "cut.jsonl")
-    assert first.code == 0, first.err
-    assert first.out.count("starting 1 cpu actors") == 2
-    ended = lines(place.home / "cut.jsonl")
-    assert [line["config"]["blocks"] for line in ended].count(64) == 1
-    assert all(line["metrics"]["error_out"] <= 1 for line in ended)
-    best = min(ended, key=lambda line: line["metrics"]["median_ms"])
-    if "tuned:  nothing" in first.out:  # as good as the default; what follows is about a choice
-        where = tuned.Place(**best["environment"]["place"])
-        bucket = TrialConfig.from_dict(best["config"]).buckets("cpu").kernel
-        choice = {"blocks": 64, "backend": "aten"}
-        entry = tuned.Entry("kernel", where, bucket, choice, {}, "ab" * 32, 1.0)
-        tuned.add([entry], place.home / "tuned" / "local.json")
-    else:
-        (entry,) = tuned.read(place.home / "tuned" / "local.json")
-        assert entry.choice == {"blocks": best["config"]["blocks"], "backend": "aten"}
-
-    taken = place.run("run", place.spec(CUT_TAKEN), "--no-tracking", "--json", "taken.jsonl")
-    assert taken.code == 0, taken.err
-    chosen = lines(place.home / "taken.jsonl")[0]["environment"]["chosen"]
-    assert chosen["blocks"] == entry.choice["blocks"]

@@ -64,17 +64,6 @@ def test_a_node_whose_gpus_are_busy_takes_its_cpu(probe: FakeProbe) -> None:
     assert said == ["10.0.0.3: its GPUs are busy, so its CPU sends"]
 
 
-def test_a_pair_takes_gpus_only_where_both_have_one(
-    probe: FakeProbe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(links.ray_private, "free_gpus", lambda: {"a" * 56: 1.0, "b" * 56: 1.0})
-    nodes = [node(name, f"10.0.0.{at}", GPU=1) for at, name in enumerate("abc")]
-    survey = links.LinkSurvey(nodes, lambda _: None)
-    survey._lost = dict.fromkeys(range(3), "gone")  # they need not answer
-    devices = [one.device for one in survey._round([(0, 1), (1, 2)], {})]
-    assert devices == ["cuda", "cpu"]
-
-
 @pytest.mark.parametrize("nodes", [[], [node("a", "h", CPU=1), node("b", "h", memory=9)]])
 def test_one_node_has_no_links(
     nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch

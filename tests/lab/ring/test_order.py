@@ -11,9 +11,6 @@ from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.ring.order import ZONES, RankLocation, crossings, divided, ordered, zones_of
 from ringray.lab.specs.model import parse
-from tests.chaos.struck import NODE
-from tests.support import ray_heads
-from tests.support.place import Place, tiny
 
 
 def locations(*counts: int, **zones: str) -> list[RankLocation]:
@@ -77,19 +74,3 @@ def test_inner_groups_of_a_trial(transport: str, inner: int) -> None:
 def test_gpus_of_a_node_follow_each_other() -> None:
     gpus = [RankLocation("n", gpu=number) for number in "2031"]
     assert ordered(gpus, 4) == [1, 3, 0, 2]
-
-
-@pytest.mark.exhaustive
-def test_ranks_follow_the_nodes_of_a_real_cluster(place: Place) -> None:
-    """Ray gives a bundle to the emptier node, and of two alike to either: of six ranks as they are
-    given, each pair lies on both, so their ring crosses four times or more."""
-    text = tiny("order", size=6, repeats=2)
-    text = text.replace("threads: 1", "threads: 1, placement: spread, order: [given, topology]")
-    with ray_heads.cluster(place, NODE, NODE) as head:
-        done = place.run("run", place.spec(text), "--no-tracking", "--address", head.address)
-        assert done.code == 0, done.out + done.err
-        groups = head.ask("/api/v0/placement_groups?detail=True")["data"]["result"]["result"]
-    (dealt,) = ([bundle["node_id"] for bundle in group["bundles"]] for group in groups)
-    given, topology = (row.environment["ring"] for row in place.trials("order"))
-    assert given == {"nodes": 2, "crossings": crossings(dealt)}
-    assert topology == {"nodes": 2, "crossings": 2}
