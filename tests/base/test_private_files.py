@@ -63,7 +63,7 @@ def fill() -> None:
         place.check(place.resolve_uri(None))
         place.artifact_root("sqlite:///x")
         worker.create_log(DIGEST)
-        traces.write(traces.path_of(DIGEST, "k"), [])
+        traces.keep(traces.path_of(DIGEST, "k"), "[]")
         tuned.add([entry()])
         assert_closed(home())
 

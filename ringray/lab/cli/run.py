@@ -13,8 +13,8 @@ from ringray.base import provenance, units
 from ringray.lab import sweeps
 from ringray.lab.cli.options import AGAIN, MEASURING, SET, SPEC, SWEEP, Option, options
 from ringray.lab.cli.results import print_answer, print_page, print_trials, say, title
-from ringray.lab.driver import schedule
 from ringray.lab.driver.events import Summary
+from ringray.lab.driver.studies import results as studies_of
 from ringray.lab.plan.plan import Plan
 from ringray.lab.report import studies, tables, words
 from ringray.lab.search import METHODS
@@ -112,11 +112,12 @@ def _print_summary(console: Console, summary: Summary, arguments: argparse.Names
 
 
 def _print_studies(console: Console, plan: Plan, summary: Summary) -> None:
-    """Prints the best points of a search."""
+    """Prints the best points of a search that is over."""
+    if summary.interrupted or summary.stopped:
+        return
     if not plan.spec.trial_kind.tunes and METHODS[plan.spec.search.method].exhaustive:
         return
-    over = not (summary.interrupted or summary.stopped)
-    results = schedule.found(plan, summary.trials, over=over)
+    results = studies_of(plan, summary.trials)
     for table in studies.fronts(plan, summary.trials, results):
         tables.show(table, console)
         console.print()

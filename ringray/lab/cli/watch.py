@@ -7,7 +7,6 @@ import json
 import sys
 from contextlib import closing
 
-from ringray.base.errors import UserError, reason_of
 from ringray.base.signals import INTERRUPTED
 from ringray.lab import sweeps
 from ringray.lab.cli.options import ON_HEAD, STORE, SWEEP, Option, options
@@ -52,11 +51,7 @@ def _watch_head(arguments: argparse.Namespace) -> sweeps.Replay:
     with closing(replay.view), job_package.packed() as shipment:
 
         def take(line: str) -> bool:
-            try:
-                replay.take(json.loads(line))
-            except (ValueError, TypeError, LookupError, AttributeError) as error:
-                what = f"{line[:80]!r} ({reason_of(error)})"
-                raise UserError(f"the head of {url} says what no ringray says: {what}") from None
+            replay.take(json.loads(line))
             return replay.over is not None
 
         command = ("watch", arguments.sweep, "--lines", *option)

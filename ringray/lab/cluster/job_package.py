@@ -8,7 +8,6 @@ checkout is sent: no ``.git``, no virtual environment, no results.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,17 +44,15 @@ def _not_sent(folder: str, names: list[str]) -> list[str]:
 
 @contextmanager
 def packed(spec: Spec | None = None) -> Iterator[Shipment]:
-    """Yields a folder with this process's source and ``spec``, if any, under its own file name, and
-    removes it when the block ends."""
+    """Yields a folder with this process's source and ``spec``, if any, and removes it when
+    the block ends."""
     with locks.temporary_folder("ringray") as made:
         folder = made.path
         for package in provenance.packages():
             shutil.copytree(package, folder / _FOLDERS[package.name], ignore=_not_sent)
         inside = ""
         if spec is not None:
-            name = Path(spec.path).name
-            # It becomes part of a command line and of messages.
-            inside = "spec/" + (name if re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) else "spec.yaml")
+            inside = "spec/spec.yaml"
             (folder / "spec").mkdir()
             (folder / inside).write_text(spec.source, encoding="utf-8")
         state = provenance.git_state()

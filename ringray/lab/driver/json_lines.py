@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +74,11 @@ class JsonLines:
                         file.write(b"\n")
                     break
                 end += len(line)
-                if line.startswith(_START) and digest.encode() in line:
-                    try:
+                if line.startswith(_START):
+                    with suppress(ValueError):
                         record = json.loads(line)
-                    except ValueError:
-                        continue
-                    if record.get("sweep") == digest:
-                        there.add(_identity(record))
+                        if record.get("sweep") == digest:
+                            there.add(_identity(record))
         return there
 
     def _write(self, lines: list[dict[str, Any]]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from ringray.lab.driver.studies import StudyResult, outcome_of, refused_and_ended, results, score_of
+from ringray.lab.driver.studies import StudyResult, outcome_of, score_of
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.problems import defaults, searched, studies
 from ringray.lab.plan.trial import Trial
@@ -168,16 +168,6 @@ class _Study:
             answers, self.answers = self.answers, {}
             with suppress(StopIteration):
                 self._take(self._asking.send(answers))
-
-
-def found(plan: Plan, rows: Sequence[TrialRow], *, over: bool) -> list[StudyResult]:
-    """Returns the results of the studies that have ended, in the plan's order: of all studies if
-    the sweep is ``over``."""
-    if over:
-        return results(plan, rows)
-    schedule = Schedule(plan, *refused_and_ended(rows))
-    schedule.next()
-    return schedule.found()
 
 
 def _prediction(objective: str, cost: Cost | None) -> float:

@@ -105,22 +105,16 @@ def outcome_of(
     return StudyResult(tuple(trials), best, front, not_requested, runs, ranking, default, better)
 
 
-def refused_and_ended(rows: Sequence[TrialRow]) -> tuple[dict[str, str], dict[str, TrialRow]]:
-    """Splits the rows of a sweep into refused points with their reasons, and results, by key."""
-    refused, ended = {}, {}
+def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
+    """Returns the results of all studies of a sweep that is over, in the plan's order."""
+    refused, ended = set(), {}
     for row in rows:
         reason = row.reason or ""
         if row.status == "pruned" and not reason.startswith(NOT_TRIED):
             if reason != NOT_REQUESTED:
-                refused[row.key] = reason
+                refused.add(row.key)
         elif row.status is not None:
             ended[row.key] = row
-    return refused, ended
-
-
-def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
-    """Returns the results of all studies of a sweep that is over, in the plan's order."""
-    refused, ended = refused_and_ended(rows)
     groups = studies([trial for trial in plan.runnable if trial.key not in refused])
     outcomes = [outcome_of(group, ended, plan.spec.search.objectives) for group in groups]
     backends = [{trial.config.strategy.backend for trial in group} for group in groups]

@@ -272,22 +272,23 @@ class TrialRunner:
         """Writes the stacks of the ranks into a file; the returned fault names it."""
         if not fault.stacks:
             return fault
-        path = traces.path_of(self._plan.digest, trial.key)
-        path = path.with_suffix(f".stacks-{attempt}.txt")
-        try:
-            traces.keep(path, f"{fault}\n\n{fault.stacks}")
-        except OSError as error:
-            self._note(f"no stacks {path}: {reason_of(error)}")
-            return replace(fault, stacks="")
-        self._note(f"stacks of the ranks: {path}")
-        return replace(fault, stacks=str(path))
+        path = self._keep(trial, f".stacks-{attempt}.txt", f"{fault}\n\n{fault.stacks}")
+        if path:
+            self._note(f"stacks of the ranks: {path}")
+        return replace(fault, stacks=path)
 
     def _keep_trace(self, trial: Trial, reports: list[RankReport]) -> None:
         """Writes the trace of a kind that takes one, before the trial is recorded: a reader of the
         record finds it."""
         if any(report.spans for report in reports):
-            path = traces.path_of(self._plan.digest, trial.key)
-            try:
-                traces.write(path, reports)
-            except OSError as error:  # the numbers stay without it
-                self._note(f"no trace {path}: {reason_of(error)}")
+            self._keep(trial, ".json", traces.text(reports))
+
+    def _keep(self, trial: Trial, ending: str, text: str) -> str:
+        """Writes a file of a trial and returns its path, "" if that fails: numbers stay without."""
+        path = traces.path_of(self._plan.digest, trial.key).with_suffix(ending)
+        try:
+            traces.keep(path, text)
+        except OSError as error:
+            self._note(f"no file {path}: {reason_of(error)}")
+            return ""
+        return str(path)

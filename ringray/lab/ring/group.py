@@ -219,9 +219,8 @@ def mixed_versions(ranks: Sequence[RankInfo], driver: str | None) -> str | None:
     by_address = {
         rank.address: f"torch {rank.place.torch}, triton {rank.place.triton}" for rank in ranks
     }
-    torches = {str(rank.place.torch).partition("+")[0] for rank in ranks}
-    if driver is not None:  # builds for a CPU and for GPUs differ behind the +
-        torches.add(driver.partition("+")[0])
+    # Builds for a CPU and for GPUs differ behind the +.
+    torches = {str(torch).partition("+")[0] for torch in (ranks[0].place.torch, driver) if torch}
     if len(torches) == len(set(by_address.values())) == 1:
         return None
     each = "; ".join(f"{address} has {version}" for address, version in by_address.items())

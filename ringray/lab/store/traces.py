@@ -34,11 +34,6 @@ def folder_of(sweep: str) -> Path:
     return private_files.home() / "artifacts" / "traces" / part_of_a_path(sweep)[:12]
 
 
-def write(path: Path, reports: Sequence[RankReport]) -> None:
-    """Writes the trace of a trial, or replaces it as a whole; OSError if that fails."""
-    keep(path, text(reports))
-
-
 def text(reports: Sequence[RankReport]) -> str:
     """Returns the trace of all ranks, as a file."""
     lines = ",\n".join(map(json.dumps, events(reports)))

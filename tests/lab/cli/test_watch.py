@@ -172,8 +172,6 @@ def test_a_command_that_ends_before_the_sweep_is_started_again(
     [
         (["ringray: error: there is no sweep 'smal'\n"], f"of {URL}: there is no sweep 'smal'"),
         (["Traceback\n"], f"`ringray watch` failed on the head of {URL}: no disk"),
-        (['{"row": {"key": 1}}\n'], "says what no ringray says"),
-        (['{"started": "x", "attempt": 1, "ago": 0}\n'], "says what no ringray says"),
     ],
 )
 def test_what_the_head_refuses_is_told(

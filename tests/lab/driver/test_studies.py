@@ -13,7 +13,6 @@ from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import studies as result
 from ringray.lab.driver.resume import Resume
-from ringray.lab.driver.schedule import found
 from ringray.lab.plan import plan
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.predict import hardware
@@ -114,7 +113,7 @@ def test_a_sweep_that_is_over_keeps_what_it_found_however_it_came_to_it() -> Non
     some = [trial for trial in made.runnable if trial.index % 2 == 0]
     kept = result.entries(made, rows(made, lambda t: 1.0 + order(t) if t in some else None))
     assert len(kept) == 1
-    studies = found(made, rows(made, lambda t: 1.0 if t in some else None), over=True)
+    studies = result.results(made, rows(made, lambda t: 1.0 if t in some else None))
     assert [len(study.trials) - len(study.not_requested) for study in studies] == [
         sum(trial in some for trial in study.trials) for study in studies
     ]

@@ -40,7 +40,7 @@ def reports(ranks: int = 3) -> list[RankReport]:
 
 def written(folder: Path, ranks: int = 3) -> Path:
     path = folder / "deep" / "trace.json"
-    traces.write(path, reports(ranks))
+    traces.keep(path, traces.text(reports(ranks)))
     return path
 
 
@@ -67,7 +67,7 @@ def test_one_file_holds_all_ranks(tmp_path: Path) -> None:
     assert first["name"] == "forward, step 0: chunk 0"
     sent = [event["args"]["sent_bytes"] for event in spans(events) if event["cat"] == "transfer"]
     assert sum(sent) == 3 * ((2 << 20) + 1)
-    traces.write(path, reports(1))  # replaced as a whole
+    traces.keep(path, traces.text(reports(1)))  # replaced as a whole
     assert {event["pid"] for event in json.loads(path.read_text())} == {0}
 
 
