@@ -10,12 +10,9 @@ import pytest
 import yaml
 
 from ringray import lab
-from ringray.base import provenance
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store, default_path
-from ringray.lab.trial.config import FIELDS
-from ringray.lab.trial.metrics import METRICS
 from ringray.lab.trial.outcome import Outcome
 from tests.support.small_spec import SMALL, fill
 from tests.support.sweep_world import Rings, machine, stand_in
@@ -123,11 +120,3 @@ def test_history_adds_earlier_measurements(home: Path) -> None:
     assert both["median_ms"].tolist() == [12.34, 7.0]
     assert both["current"].tolist() == [False, True]
     assert (frame.status == "pruned").sum() == 2
-
-
-def test_no_two_columns_have_one_name() -> None:
-    fixed = {"status", "reason", "attempts", "time", "current", "predicted_ms", "hardware", "cores"}
-    fixed |= {"commit", *provenance.versions()}
-    both = {*FIELDS} & {*METRICS}
-    assert both == {"hidden", "repeats"}  # which are metric.hidden and metric.repeats
-    assert not fixed & ({*FIELDS} | {*METRICS})

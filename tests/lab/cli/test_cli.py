@@ -111,17 +111,6 @@ def test_an_unexpected_error_shows_where_and_how_to_report(
     assert "report it" in err.splitlines()[-1]
 
 
-def test_ctrl_c_exits_130(
-    small: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupt(*_: Any, **__: Any) -> plan.Plan:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ringray.lab.cli.spec.build", interrupt)
-    assert cli.main(["plan", small]) == 130
-    assert capsys.readouterr().err == "ringray: interrupted\n"
-
-
 def test_a_reader_that_goes_away_is_no_error() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "ringray", "schema"],
@@ -170,11 +159,6 @@ def test_plan_writes_json(small: str, tmp_path: Path, capsys: pytest.CaptureFixt
     assert printed["totals"]["trials"] == 6
     assert [one["pruned"] is not None for one in printed["trials"]].count(True) == 2
     assert printed["trials"][0]["predicted"]["flops"] > 0
-
-
-def test_schema_is_json_schema(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["schema"]) == 0
-    assert json.loads(capsys.readouterr().out) == spec.json_schema()
 
 
 def test_the_quick_commands_import_nothing_heavy() -> None:

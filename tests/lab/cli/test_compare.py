@@ -154,20 +154,6 @@ def test_names_cannot_write_to_the_terminal(
     assert "<script>\ufffd" not in page
 
 
-def test_a_sweep_compared_with_itself_is_said(
-    lines: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for a, b, which in (
-        ("quick", "ab12", "all measurements"), ("both.jsonl:slow", "slow", "all measurements"),
-        ("quick", "quick.jsonl", "6 of 12 measurements"),
-    ):  # fmt: skip
-        assert main(["compare", a, b, "--fail-above", "5%"]) == 0
-        said = f"answer: A is compared with itself: {which} of A are in B, too"
-        assert said in capsys.readouterr().out
-    assert main(["compare", "quick@1111", "quick@aaaa"]) == 0
-    assert "itself" not in capsys.readouterr().out, "the same values, measured twice"
-
-
 def test_points_that_the_other_side_lacks_are_a_regression(
     lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

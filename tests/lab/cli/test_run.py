@@ -107,11 +107,3 @@ def test_rings_that_no_machine_holds_are_refused_before_anything_begins(
                 assert store.sweeps() == []
         else:
             assert "6 ok · 10 pruned" in out
-
-
-def test_only_tuning_kinds_are_tuned(
-    small: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["tune", small]) == 2
-    assert "expected one of strategy-tune" in capsys.readouterr().err
-    assert not (home / "store.db").exists()

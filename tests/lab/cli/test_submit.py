@@ -81,23 +81,6 @@ def test_stop_finds_the_running_job(
     assert len(server.stops) == 1
 
 
-def test_stop_says_what_it_does_not_know(
-    server: Server, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main(["stop", "large", "--address", URL]) == 2
-    assert "of a sweep 'large'; no sweep runs there" in capsys.readouterr().err
-    other = "ab" * 32
-    server.put(f"ringray-{SHORT}-1")
-    server.put(f"ringray-{other[:12]}-1", metadata={"sweep": other, "name": "small"})
-    assert cli.main(["stop", "large", "--address", URL]) == 2
-    assert "running there: small" in capsys.readouterr().err
-    assert cli.main(["stop", "small", "--address", URL]) == 2
-    assert f"not unique: {other[:12]}, {SHORT}" in capsys.readouterr().err.replace(
-        f"{SHORT}, {other[:12]}", f"{other[:12]}, {SHORT}"
-    )
-    assert server.stops == []
-
-
 # Before anything is sent
 
 

@@ -109,19 +109,6 @@ def test_it_follows_and_exits_as_the_sweep(
     assert not sweep.steps.todo
 
 
-def test_wrong_commands_exit_2(
-    home: Path, sweep: Sweep, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for arguments, says in [
-        (["smal"], "did you mean 'small'?"),
-        (["small", "--address", "here"], "not the URL of a job server"),
-    ]:
-        assert cli.main(["watch", *arguments]) == 2
-        out, err = capsys.readouterr()
-        assert says in err
-        assert out == ""
-
-
 def test_ctrl_c_ends_the_watcher_only(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt

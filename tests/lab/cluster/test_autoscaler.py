@@ -12,6 +12,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.cluster import autoscaler, placement_wait
 from ringray.lab.cluster.autoscaler import StartingNodes
 from ringray.lab.cluster.placement_wait import MovedError, WaitLimits
+from tests.support.cluster_files import cluster_spec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,25 +43,6 @@ def test_the_configuration_is_read_where_the_autoscaler_reads_it(
     assert autoscaler.look("64001") is None
 
 
-def raycluster(autoscaling: bool) -> dict[str, Any]:
-    def group(cpu: str, gpu: str | None) -> dict[str, Any]:
-        limits = {"cpu": cpu, "memory": "8Gi"} | ({"nvidia.com/gpu": gpu} if gpu else {})
-        return {
-            "rayStartParams": {} if gpu else {"num-cpus": "0"},
-            "template": {"spec": {"containers": [{"resources": {"limits": limits}}]}},
-        }
-
-    worker = {"groupName": "gpu", "minReplicas": 0, "maxReplicas": 3, **group("8", "2")}
-    return {
-        "metadata": {"name": "ringray", "namespace": "team"},
-        "spec": {
-            "enableInTreeAutoscaling": autoscaling,
-            "headGroupSpec": group("2", None),
-            "workerGroupSpecs": [worker],
-        },
-    }
-
-
 def test_a_pod_asks_kubernetes_for_its_raycluster(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.autoscaler._private.kuberay import node_provider
 
@@ -80,13 +62,15 @@ def test_a_pod_asks_kubernetes_for_its_raycluster(monkeypatch: pytest.MonkeyPatc
     ):  # fmt: skip
         monkeypatch.setenv(name, value)
     assert autoscaler.look("64009") is None  # it may not be read
-    answers["rayclusters/ringray"] = raycluster(False)
+    spec = {**cluster_spec("raycluster"), "enableInTreeAutoscaling": False}
+    manifest = {"metadata": {"name": "ringray", "namespace": "team"}, "spec": spec}
+    answers["rayclusters/ringray"] = manifest
     assert autoscaler.look("64009") == {}
-    answers["rayclusters/ringray"] = raycluster(True)
-    found = autoscaler.look("64009")
-    assert found is not None
-    gpu = found["available_node_types"]["gpu"]
-    assert (gpu["max_workers"], gpu["resources"]["GPU"], found["max_workers"]) == (3, 2, 3)
+    spec["enableInTreeAutoscaling"] = True
+    config = autoscaler.look("64009")
+    assert config is not None
+    types = list(config["available_node_types"].values())
+    assert [kind["resources"].get("GPU", 0) for kind in types] == [0, 1, 8, 8, 8]
 
 
 # Nodes that start

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tests.support.cluster_files import CLUSTER, LAUNCHED, MANIFESTS, cluster_spec, read
-from tests.support.place import REPOSITORY
 
 
 def test_the_object_store_is_capped_wherever_ray_starts() -> None:
@@ -27,38 +23,6 @@ def test_the_object_store_is_capped_wherever_ray_starts() -> None:
     starts += [(CLUSTER / name).read_text() for name in ("slurm.sh", "multihost.py", "local.py")]
     for options in starts:
         assert re.search(r"object.store.memory\W", options), options
-
-
-def fits(pattern: str, path: str) -> bool:
-    """Tells whether a pattern of .dockerignore fits ``path`` or a folder above it."""
-    return any(
-        fnmatch.fnmatchcase(str(place), name)
-        for place in (path, *Path(path).parents)
-        for name in {pattern, pattern.removeprefix("**/")}
-    )
-
-
-def ignored(path: str) -> bool:
-    """Tells whether .dockerignore keeps ``path`` out: the last line that fits counts."""
-    lines = (REPOSITORY / ".dockerignore").read_text().splitlines()
-    last = [line for line in lines if fits(line.removeprefix("!"), path)][-1:]
-    return last != [] and not last[0].startswith("!")
-
-
-@pytest.mark.parametrize("name", ["Dockerfile", "mlflow/Dockerfile"])
-def test_images_get_what_they_copy(name: str) -> None:
-    text = (CLUSTER / name).read_text()
-    copied = [
-        source
-        for line in re.findall(r"^COPY (?:--\S+ )*(.+) \S+$", text, re.MULTILINE)
-        for source in line.split()
-    ]
-    assert copied
-    for source in copied:
-        assert (REPOSITORY / source).exists(), source
-        assert not ignored(source), source
-    for path in (".git/config", ".env", "store.db", "id_rsa", "kernels/a.pem", "tests/conftest.py"):
-        assert ignored(path)
 
 
 def test_a_node_of_slurm_raises_its_limits_and_says_which_one_rdma_lacks(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from tests.support.cluster_files import (
     cluster_spec,
     pinned,
     pods,
-    read,
     shared,
 )
 from tests.support.place import REPOSITORY
@@ -83,25 +82,3 @@ def test_kubernetes_accepts_its_pods() -> None:
         wrong = pod | {"spec": pod["spec"] | {"hostNetwrok": True}}
         with pytest.raises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate(wrong, "1.30", strict=True)
-
-
-def test_prometheus_finds_the_metrics_of_all_pods_and_is_let_in() -> None:
-    monitor = read("kuberay/monitor")
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    ports = set()
-    for pod in pods(SPEC):
-        chosen = monitor["spec"]["selector"]["matchLabels"].items()
-        assert chosen <= pod["metadata"]["labels"].items()
-        (container,) = pod["spec"]["containers"]
-        ports |= {
-            port["containerPort"] for port in container["ports"] if port["name"] == endpoint["port"]
-        }
-    (port,) = ports
-    policy, *_ = shared()
-    (rule,) = (
-        rule
-        for rule in policy["spec"]["ingress"]
-        if port in [allowed["port"] for allowed in rule.get("ports", ())]
-    )
-    (source,) = rule["from"]
-    assert {"namespaceSelector", "podSelector"} <= source.keys()  # both, in one element

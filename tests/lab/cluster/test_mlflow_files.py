@@ -13,7 +13,6 @@ from tests.support.place import REPOSITORY
 
 CLUSTER = REPOSITORY / "cluster"
 FOLDER = CLUSTER / "mlflow"
-POSTGRES = "postgres:15.14-bookworm"
 
 
 def compose() -> dict[str, Any]:

@@ -22,7 +22,7 @@ from ringray.lab.driver.events import (
 from ringray.lab.driver.exporter import Exporter
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.specs.model import parse
-from ringray.lab.trial.exported import EXPORTED, SWEEP_LABELS
+from ringray.lab.trial.exported import EXPORTED
 from ringray.lab.trial.outcome import STATUSES, Outcome
 from tests.support.place import tiny
 
@@ -54,16 +54,6 @@ def started(done: Any = None) -> tuple[Exporter, Plan]:
 
 def seen(under_test: Exporter) -> dict[tuple[str, str], float]:
     return {(metric.name, label): value for metric, label, value in under_test.samples()}
-
-
-def test_lines_of_the_table_fit_ray_and_prometheus() -> None:
-    assert len({metric.name for metric in EXPORTED}) == len(EXPORTED)
-    for metric in EXPORTED:
-        assert metric.name.startswith("ringray_")
-        assert metric.help.isascii()  # Ray raises for any other
-        assert metric.name.endswith(UNITS) or metric.unit == "trials"
-        assert len(metric.labels) <= len(SWEEP_LABELS) + 1
-        assert metric.over in {"", *(other.name for other in EXPORTED)}
 
 
 def test_trials_count_once_and_numbers_are_those_of_one_trial() -> None:

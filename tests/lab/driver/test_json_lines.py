@@ -97,13 +97,3 @@ def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.Mon
         assert _read(path) == [16]
         lines.take(ENDED)
     assert _read(path) == [16, 16]
-
-
-def test_a_pipe_whose_reader_leaves_ends_the_sweep_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "pipe"
-    os.mkfifo(path)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with closing(_start(path, [])) as lines:
-        os.close(reader)
-        with pytest.raises(PlaceError, match="the trial is in the store"):
-            lines.take(ENDED)

@@ -111,22 +111,3 @@ def test_the_log_has_the_events_of_this_driver_and_ends_with_it(
     assert not path.exists()
     log.close()
     log.take(Note("late"))
-
-
-def test_a_full_disk_leaves_lines_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = EventLog(world.path, "ab" * 32)
-    write = os.write
-
-    def full(file: int, data: bytes) -> int:
-        return write(file, data[:5])
-
-    monkeypatch.setattr(os, "write", full)
-    log.take(Note("lost"))
-    monkeypatch.undo()
-    log.take(Note("told"))
-    reader = feed.LogReader(feed.path_of(world.path, "ab" * 32))
-    assert [line.get("note") for line in reader.lines()] == [None, "told"]
-    log.close()
-    nowhere = EventLog(world.folder / "nowhere" / "store.db", "ab" * 32)
-    nowhere.take(Note("lost"))
-    nowhere.close()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.base.errors import SpecError
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.studies import outcome_of
 from ringray.lab.plan import plan
@@ -198,25 +197,6 @@ def test_a_round_ends_when_all_of_it_was_told() -> None:
     following = schedule.next()
     assert following is not None
     assert following.repeats > works[0].repeats
-
-
-@pytest.mark.parametrize(
-    ("text", "field", "says"),
-    [
-        ("search: {method: halving, seed: 3}", "search.seed", "no seed: halving takes budget"),
-        ("search: {objectives: [hidden]}", "search.objectives", "a metric that its trials measure"),
-        ("search: {method: random, objectives: ratio}\nmeasure: {baseline: null}",
-         "search.objectives", "a metric that its trials measure"),
-        ("search: {method: random}\nmeasure: {replicas: 2}", "measure.replicas", "expected 1"),
-        ("search: {method: haling}", "search.method", "did you mean 'halving'"),
-    ],
-)  # fmt: skip
-def test_a_search_that_cannot_be_made(text: str, field: str, says: str) -> None:
-    with pytest.raises(SpecError) as raised:
-        plan.build(spec.parse(f"{HEAD}problem: {{seq_len: 64}}\n{text}\n", "s.yaml"))
-    assert raised.value.field == field
-    assert says in str(raised.value)
-    assert raised.value.line
 
 
 @pytest.mark.parametrize("method", METHODS)

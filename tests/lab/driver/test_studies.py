@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.base.errors import PlaceError
-from ringray.lab.cluster.capacity import Capacity, NodeGroup
-from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import studies as result
-from ringray.lab.driver.resume import Resume
 from ringray.lab.plan import plan
 from ringray.lab.plan.kernel_cuts import kernel_of
-from ringray.lab.predict import hardware
 from ringray.lab.report import studies as report
 from ringray.lab.specs import model as spec
-from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import NOT_REQUESTED, TrialRow
 from ringray.tuning import table as tuned
 from ringray_kernels.config import Blocks
@@ -38,8 +32,6 @@ KERNELS = (
     "forward=128x64/8/3, forward=256x32/8/3, forward=128x128/8/3, "
     "dq=64x256/4/1, dq=64x64/8/2, dq=32x128/8/4, dkv=32x256/4/1, dkv=64x128/8/3]}}\n"
 )
-CPU_ONLY = Capacity((NodeGroup("node", {"CPU": 8.0}),))
-WITH_GPUS = Capacity((NodeGroup("node", {"CPU": 8.0, "GPU": 8.0}, 4),))
 
 
 @cache
@@ -117,17 +109,6 @@ def test_a_sweep_that_is_over_keeps_what_it_found_however_it_came_to_it() -> Non
     assert [len(study.trials) - len(study.not_requested) for study in studies] == [
         sum(trial in some for trial in study.trials) for study in studies
     ]
-
-
-def test_cuts_that_were_planned_for_another_device_are_not_tried(tmp_path: Path) -> None:
-    text = KERNELS.partition("strategy")[0].format(lengths="128", search="{}")
-    text = text.replace("cuda", "auto")
-    made = plan.build(spec.parse(text), hardware.cpu(2))
-    with Store(tmp_path / "store.db") as store:
-        resume = Resume.of(made, store, {})
-    assert resume.on(Cluster(False, CPU_ONLY)).pruned == {}
-    with pytest.raises(PlaceError, match=r"ring.device: got auto, which is cuda on this cluster"):
-        resume.on(Cluster(False, WITH_GPUS))
 
 
 CUT = (

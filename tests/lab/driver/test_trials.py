@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.base.errors import PlaceError, StoppedError
+from ringray.base.errors import StoppedError
 from ringray.instruments.progress import Progress
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
@@ -119,18 +119,6 @@ def test_a_measurement_keeps_the_prediction_that_it_was_made_with(sweep: Sweep) 
         rows = {row.key: row for row in sweep.store.trials(calibrated.digest)}
         predicted = [rows[trial.key].predicted["time_ms"] for trial in (first, second)]
         assert predicted == [time_ms, 9.0]
-
-
-def test_listeners_are_told_only_of_what_the_store_holds(
-    sweep: Sweep, heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise PlaceError("no space")
-
-    monkeypatch.setattr(sweep.store, "record", full)
-    with pytest.raises(PlaceError, match="no space"):
-        sweep.record(sweep.plan.trials[0], Outcome("ok"))
-    assert "TrialEnded" not in heard.names
 
 
 # Faults

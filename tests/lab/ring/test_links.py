@@ -27,43 +27,6 @@ def node(name: str, address: str, **resources: float) -> dict[str, Any]:
     return {**there, "NodeManagerAddress": address}
 
 
-class FakeProbe:
-    """An actor that notes how it is made and what it is asked, and whose reply is that."""
-
-    def __init__(self) -> None:
-        self.made: list[dict[str, Any]] = []
-
-    def options(self, **given: Any) -> FakeProbe:
-        self.made.append(given)
-        return self
-
-    def remote(self, *given: Any) -> Any:
-        self.made[-1]["device"] = given[0]
-        return self
-
-
-@pytest.fixture
-def probe(monkeypatch: pytest.MonkeyPatch) -> FakeProbe:
-    fake = FakeProbe()
-    monkeypatch.setattr(links.ray, "remote", lambda _: fake)
-    monkeypatch.setattr(links.ray_private, "free_gpus", lambda: {"a" * 56: 2.0, "b" * 56: 0.0})
-    return fake
-
-
-def test_a_node_whose_gpus_are_busy_takes_its_cpu(probe: FakeProbe) -> None:
-    said: list[str] = []
-    nodes = [node("a", "10.0.0.2", GPU=2), node("b", "10.0.0.3", GPU=2), node("c", "10.0.0.4")]
-    links.LinkSurvey(nodes, said.append)
-    assert [(one["device"], one["num_gpus"]) for one in probe.made] == [
-        ("cuda", 1), ("cpu", 0), ("cpu", 0),
-    ]  # fmt: skip
-    assert {one["num_cpus"] for one in probe.made} == {0}
-    assert [one["scheduling_strategy"].node_id for one in probe.made] == [
-        name * 56 for name in "abc"
-    ]
-    assert said == ["10.0.0.3: its GPUs are busy, so its CPU sends"]
-
-
 @pytest.mark.parametrize("nodes", [[], [node("a", "h", CPU=1), node("b", "h", memory=9)]])
 def test_one_node_has_no_links(
     nodes: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
