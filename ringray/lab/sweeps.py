@@ -336,13 +336,8 @@ def _restore(store: Store, selector: str, view: live.View) -> str:
             place = sweep.spec.get("tracking", {})
             restored = restore(store.path, sweep.digest, place.get("uri"))
     text = f"{units.plural(restored.added, 'trial')} taken from MLflow"
-    if restored.earlier:
-        text += f" and {units.plural(restored.earlier, 'earlier measurement')}"
-    if restored.stores > 1:
-        text += f", which {restored.stores} stores wrote"
     if restored.unreadable:
-        lost = units.plural(restored.unreadable, "run")
-        text += f"; {lost} there cannot be read: what only they hold is measured again"
+        text += f"; {units.plural(restored.unreadable, 'run')} there cannot be read"
     view.take(Note(f"{shown(restored.name)} ({restored.digest[:12]}): {text}"))
     return restored.digest
 

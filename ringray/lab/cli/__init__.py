@@ -20,7 +20,6 @@ links    doctor --cluster
 compare  compare
 examples   examples
 completion  completion of commands in shells
-probe    the process in which doctor tries torch
 """
 
 from __future__ import annotations

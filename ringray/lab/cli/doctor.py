@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from ringray.base import private_files, provenance, toolchain, units
@@ -110,10 +112,10 @@ def _findings(address: str | None) -> Iterator[Finding]:
 
 
 def probe() -> dict[str, Any]:
-    """Returns what ``ringray.lab.cli.probe`` tells of torch, or an ``error``."""
+    """Returns the report of a process of its own, which a broken torch may end; or an ``error``."""
     # The same paths as in this process: a checkout is often not installed.
     paths = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-W", "ignore", "-m", "ringray.lab.cli.probe"]
+    command = [sys.executable, "-W", "ignore", "-m", "ringray.lab.cli.doctor"]
     environment = {**os.environ, "PYTHONPATH": paths}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
@@ -121,6 +123,42 @@ def probe() -> dict[str, Any]:
         return {"error": last[0]}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
+
+
+def torch_report() -> dict[str, Any]:
+    """Reports of torch: GPUs, whether gloo forms a group, usable backends and the one of auto."""
+    import torch
+    import torch.distributed as dist
+
+    from ringray_kernels import api
+    from ringray_kernels.backends import BACKENDS
+
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    report: dict[str, Any] = {"gpus": devices, "backends": {}}
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            place = (Path(folder) / "store").as_uri()
+            dist.init_process_group("gloo", init_method=place, rank=0, world_size=1)
+            ones = torch.ones(1)
+            dist.all_reduce(ones)
+            dist.destroy_process_group()
+        report["gloo"] = None if ones.item() == 1 else "a sum over one rank came out wrong"
+    except Exception as error:  # of any type: the user must see it
+        report["gloo"] = f"{type(error).__name__}: {error}"
+    if not devices:  # as ranks on a CPU do, before triton is imported
+        os.environ["TRITON_INTERPRET"] = "1"
+    q = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16, device="cuda" if devices else "cpu")
+    for name in BACKENDS:
+        try:
+            backend = api.load_backend(name)
+            report["backends"][name] = backend.unsupported(q)
+            if getattr(backend, "INTERPRETED", False):
+                report["interpreted"] = True
+        except Exception as error:
+            report["backends"][name] = f"{type(error).__name__}: {error}"
+    with contextlib.suppress(Exception):  # reported above for each backend
+        report["auto"] = api.resolve_backend("auto", q)
+    return report
 
 
 def _package(name: str, needed: Verdict, way_out: str) -> Finding:
@@ -192,3 +230,7 @@ def _cluster(address: str) -> Finding:
             return Finding("ok", "cluster", f"{address}: {cluster.present}")
     except RingrayError as error:
         return Finding("missing", "cluster", str(error))
+
+
+if __name__ == "__main__":
+    print(json.dumps(torch_report()), flush=True)

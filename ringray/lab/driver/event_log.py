@@ -65,12 +65,6 @@ class EventLog:
 
 
 def _outcome(outcome: Outcome | TrialRow) -> dict[str, object]:
-    return {
-        "status": outcome.status,
-        "reason": outcome.reason,
-        "metrics": dict(outcome.metrics),
-        "samples": feed.drawn(outcome.samples),
-        "attempts": outcome.attempts,
-        "started": outcome.started,
-        "ended": outcome.ended,
-    }
+    names = ("status", "reason", "attempts", "started", "ended")
+    fields = {name: getattr(outcome, name) for name in names}
+    return {**fields, "metrics": dict(outcome.metrics), "samples": feed.drawn(outcome.samples)}

@@ -135,10 +135,10 @@ def _why_again(row: TrialRow, environment: dict[str, Any]) -> str:
     if then["kernels"] != now["kernels"]:
         commit = provenance.commit(row.environment)
         return "measured with other code in ranks" + (f" at commit {commit}" if commit else "")
-    for part, how in (("hardware", "on"), ("versions", "with")):
+    for part in ("hardware", "versions"):
         names = [name for name, value in now[part].items() if then[part].get(name) != value]
         if names:
-            return f"measured {how} other {part} ({', '.join(names)})"
+            return f"measured with other {part} ({', '.join(names)})"
     failed = row.status in ("failed", "timeout")
     return f"{row.status} before" if failed else "measured under other limits or tuned choices"
 

@@ -6,7 +6,6 @@ a link that is cut fails its own pair only.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -78,7 +77,8 @@ class LinkSurvey:
 
     def __init__(self, nodes: Sequence[Mapping[str, Any]], say: Say) -> None:
         self._say, self._ids = say, [node["NodeID"] for node in nodes]
-        self._names, self._lost = _names(nodes), dict[int, str]()
+        self._lost = dict[int, str]()
+        self._names = [node["NodeManagerAddress"] for node in nodes]
         self._silent = set[int]()  # of the last question
         free = ray_private.free_gpus()
         self._devices = ["cuda" if free.get(node, 0.0) >= 1 else "cpu" for node in self._ids]
@@ -201,16 +201,6 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
         pairs = [(min(pair), max(pair)) for pair in opposite]
         yield [pair for pair in pairs if pair[1] < count]
         seats[1:] = [seats[-1], *seats[1:-1]]
-
-
-def _names(nodes: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns addresses, with the start of Ray's id where nodes share one."""
-    addresses = Counter(node["NodeManagerAddress"] for node in nodes)
-    return [
-        address if addresses[address] == 1 else f"{address} ({node['NodeID'][:8]})"
-        for node in nodes
-        for address in [node["NodeManagerAddress"]]
-    ]
 
 
 def _link(pair: tuple[int, int], device: Any, answers: Sequence[Samples | str]) -> NodePair:

@@ -29,15 +29,13 @@ _T = TypeVar("_T")
 
 class Restored(NamedTuple):
     """A sweep that MLflow has. ``added``: trials that the store lacked; ``unreadable``: runs there
-    from which no trial can be rebuilt; ``earlier``: other measurements that the store lacked;
-    ``stores``: how many wrote there."""
+    from which no trial can be rebuilt; ``earlier``: other measurements that the store lacked."""
 
     digest: str
     name: str
     added: int
     unreadable: int
     earlier: int = 0
-    stores: int = 1
 
 
 def restore(store_path: Path, sweep: str, uri: str | None, timeout: float = 600.0) -> Restored:
@@ -143,8 +141,7 @@ def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Rest
     created = records[0].created
     added, earlier_added = store.restore(sweep, created, list(current.values()), earlier)
     unreadable = sum(record.unreadable for record in records)
-    stores = len({parent.data.tags.get(STORE) for parent in parents})
-    return Restored(sweep.digest, sweep.name, added, unreadable, earlier_added, stores)
+    return Restored(sweep.digest, sweep.name, added, unreadable, earlier_added)
 
 
 def _started(run: Run) -> int:

@@ -44,7 +44,7 @@ def test_other_code_is_measured_and_the_older_measurement_stands_again(world: Wo
 @pytest.mark.parametrize(
     ("part", "change", "why"),
     [
-        ("hardware", {"cores": 99}, "measured on other hardware (cores)"),
+        ("hardware", {"cores": 99}, "measured with other hardware (cores)"),
         ("versions", {"torch": "99.0"}, "measured with other versions (torch)"),
     ],
 )
