@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ringray.base.errors import PlaceError
 from ringray.lab.driver.events import (
     Event,
     Listener,
@@ -19,17 +16,14 @@ from ringray.lab.driver.exporter import Exporter
 from ringray.lab.driver.json_lines import JsonLines
 from ringray.lab.plan.plan import Plan
 from ringray.lab.store.store import Store
-from ringray.lab.tracking import location, tracker
+from ringray.lab.tracking import tracker
 from ringray.lab.trial.outcome import Outcome, TrialRow
 
 
-def listeners(
-    plan: Plan, store: Store, note: Callable[[str], None], *, json: str | None, tracking: bool
-) -> list[Listener]:
+def listeners(plan: Plan, store: Store, *, json: str | None, tracking: bool) -> list[Listener]:
     """Returns the listeners of a sweep.
 
     Args:
-        note: takes what the user should know before the sweep starts.
         json: the file of ``--json``.
         tracking: False is ``--no-tracking``.
 
@@ -42,7 +36,7 @@ def listeners(
     if json is not None:
         asked.append(JsonLines(json))
     if plan.spec.tracking.enabled and tracking:
-        asked.append(MlflowTracking(plan, store, note))
+        asked.append(MlflowTracking(plan, store))
     return asked
 
 
@@ -91,16 +85,9 @@ class MlflowTracking:
         PlaceError: MLflow cannot be used, and has never taken this sweep.
     """
 
-    def __init__(self, plan: Plan, store: Store, note: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, store: Store) -> None:
         place = plan.spec.tracking
         settled = tracker.settled(store, plan.digest, place.uri)
-        if settled:
-            try:
-                location.check(location.resolve_uri(place.uri))
-            except PlaceError as error:
-                why = str(error).partition(";")[0]
-                missing = f"`ringray sync {plan.spec.name}` writes what is missing"
-                note(f"{why}; the sweep goes on, {missing}")
         self._tracker = tracker.Tracker(
             store.path, plan.digest, place.uri, place.experiment, settled
         )

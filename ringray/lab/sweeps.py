@@ -292,13 +292,8 @@ def _measure(plan: Plan, store: Store, settings: Settings, again: bool = False) 
     """Runs a plan; raises InterruptedSweep."""
     from ringray.lab.driver import run as driver  # with ray
 
-    view = _view(settings)
-
-    def note(text: str) -> None:
-        view.take(Note(text))
-
     json, tracking = settings.get("json"), settings.get("tracking", True)
-    followers = [*listeners(plan, store, note, json=json, tracking=tracking), view]
+    followers = [*listeners(plan, store, json=json, tracking=tracking), _view(settings)]
     address = settings.get("address")
     summary = driver.run(plan, store=store, listeners=followers, address=address, again=again)
     if summary.interrupted:

@@ -133,12 +133,6 @@ def test_nodes_are_used_by_rings_of_several_sizes(monkeypatch: pytest.MonkeyPatc
         assert sizes[:3] == [8] * 3, "what needs most nodes waits for none"
 
 
-def test_rings_that_fit_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated = Simulation(lambda work: 1.0)
-    simulated.run(MIXED.replace("[2, 4, 8]", "4"), monkeypatch)
-    assert len({id(pool) for *_, pool in simulated.log}) == 2
-
-
 def test_points_that_are_compared_have_one_ring(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = Simulation(lambda work: float(len(work.trial.config.strategy.partition)))
     text = MIXED.replace("[2, 4, 8]", "[2, 4]") + "search: {method: halving}\n"

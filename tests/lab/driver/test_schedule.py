@@ -129,13 +129,6 @@ def _said(found: StudyResult) -> tuple[str | None, tuple[str, ...], int]:
     return found.best, found.front, found.runs
 
 
-def test_points_that_the_cluster_refuses_are_not_asked_for() -> None:
-    made, machine = build("{method: grid}"), Machine()
-    refused = {t.key: "no" for t in made.runnable if t.config.ring.size == 4}
-    machine.run(Schedule(made, refused, {}))
-    assert {work.trial.config.ring.size for work in machine.worked} == {2}
-
-
 def test_a_lucky_replica_does_not_decide() -> None:
     body = BODY.replace("size: [2, 4]", "size: 2").replace(
         "partition: auto, transport: auto", "partition: [zigzag, striped], transport: ring"

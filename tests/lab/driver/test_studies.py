@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ringray.lab import sweeps
 from ringray.lab.driver import studies as result
+from ringray.lab.driver.events import Summary
 from ringray.lab.plan import plan
 from ringray.lab.plan.kernel_cuts import kernel_of
 from ringray.lab.report import studies as report
@@ -126,7 +128,7 @@ CUT = (
     ],
 )  # fmt: skip
 def test_a_tuning_no_better_than_the_default_keeps_nothing(
-    ms: dict[int | None, float], said: str
+    ms: dict[int | None, float], said: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = plan.build(spec.parse(CUT))
     assert [trial.config.strategy.blocks for trial in made.trials] == [64, None, 128]
@@ -136,3 +138,9 @@ def test_a_tuning_no_better_than_the_default_keeps_nothing(
     assert [entry.choice["blocks"] for entry in kept] == ([64] if ms[64] < 9 else [])
     (line,) = report.lines(made, ended, result.results(made, ended))
     assert said in line
+    monkeypatch.setattr(sweeps, "_measure", lambda *_: Summary(made.digest, "c", trials=ended))
+    store: Any = None
+    summary = sweeps._search(made, store, {})
+    assert summary.exit_code == 0
+    assert summary.tuned[0].startswith("1 choice in " if kept else "nothing, because no point")
+    assert tuned.table().entries == kept
