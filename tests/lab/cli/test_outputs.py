@@ -36,12 +36,13 @@ def test_no_output_follows_a_link_or_replaces_an_input(
 ) -> None:
     fill("s.db", SMALL)
     (home / "mlflow.db").touch()
-    Path("link.jsonl").symlink_to("s.db")
+    Path("link.jsonl").symlink_to("nowhere")
     os.link("s.db", "hard.jsonl")
     before = Path("s.db").read_bytes()
     for line in (["run", "small.yaml"], ["status", "small"], ["plan", "small.yaml"]):
         text = _refused(capsys, *line, "--store", "s.db", "--json", name)
         assert f"--json {name}: is a" in text
+        assert not Path("nowhere").exists()
     assert Path("s.db").read_bytes() == before
 
 

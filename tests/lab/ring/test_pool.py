@@ -160,8 +160,9 @@ def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> No
     shared.close()
 
 
+@pytest.mark.parametrize("place", [GROWING, STATIC])
 def test_a_busy_ring_is_kept_and_an_idle_one_released(
-    rings: list[Counted], monkeypatch: pytest.MonkeyPatch
+    rings: list[Counted], place: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers: list[Any] = []
 
@@ -174,8 +175,8 @@ def test_a_busy_ring_is_kept_and_an_idle_one_released(
 
     monkeypatch.setattr(pool.threading, "Timer", Timer)
     read, configs = sweep("{size: [2, 4], device: cpu, idle_release: 1h}")
-    shared = RingPool(GROWING, read, lambda text: None)
-    first = shared.take(configs[0], configs)
+    shared = RingPool(place, read, lambda text: None)
+    first = shared.take(configs[0], configs[:1])
     shared.rest()
     assert shared.take(configs[0], configs) is first
     assert shared.take(configs[1], configs[1:]) is not first  # which has too few ranks
