@@ -9,15 +9,18 @@ import contextlib
 import gc
 import os
 import socket
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ringray.base import toolchain
 from ringray.base.provenance import code_digest, memory_bytes
 from ringray.instruments import progress
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds import TrialKind
+from ringray.lab.ring import gpu_links
 from ringray.lab.ring.memory_limit import MemoryLimit
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
@@ -37,14 +40,17 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RankInfo:
     """A rank's description of itself. ``code``: digest of its sources; ``place``: for which tuned
-    choices hold; ``log``: path of its stderr; ``gpu``: its number on the node, of three characters.
+    choices hold; ``log``: path of its stderr; ``lacks``: what Triton needs there on a GPU, or None;
+    ``gpu``: UUID; ``gpu_links``: closeness of the node's other GPUs by UUID.
     """
 
     address: str
     code: str
     place: Place
     log: str
+    lacks: str | None = None
     gpu: str = ""
+    gpu_links: Mapping[str, int] = field(default_factory=dict)
 
 
 class Rank:
@@ -82,14 +88,13 @@ class Rank:
 
     def introduce(self) -> RankInfo:
         """Describes this rank; the driver refuses ranks that run different code."""
-        import ray
         import torch
 
-        if self._device.type == "cpu":
-            return RankInfo(_address(), code_digest(), tuned.here("cpu"), _log())
-        place = tuned.here(torch.cuda.get_device_name(self._device))
-        (gpu,) = ray.get_gpu_ids()
-        return RankInfo(_address(), code_digest(), place, _log(), f"{gpu:>3}")
+        cuda = self._device.type == "cuda"
+        hardware = torch.cuda.get_device_name(self._device) if cuda else "cpu"
+        lacks, gpu = toolchain.missing() if cuda else None, self._gpu or ""
+        place, near = tuned.here(hardware), gpu_links.of(gpu) if gpu else {}
+        return RankInfo(_address(), code_digest(), place, _log(), lacks, gpu, near)
 
     def host_store(self, timeout: float) -> tuple[str, int]:
         """Starts on rank 0 the store through which ranks find each other; returns its address and

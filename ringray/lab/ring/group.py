@@ -27,7 +27,7 @@ from ringray.lab.kinds import TrialKind
 from ringray.lab.ring.actor import Rank, RankInfo
 from ringray.lab.ring.calls import BESIDE, RankAddress, RankCalls
 from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
-from ringray.lab.ring.order import RankLocation, ordered, zones_of
+from ringray.lab.ring.order import RankLocation, check, ordered, zones_of
 from ringray.lab.trial import training
 from ringray.lab.trial.config import TrialConfig, resolved
 from ringray.lab.trial.measurement import RankReport
@@ -99,9 +99,12 @@ class ActorRing:
         self._started = True
         labels = {node["NodeID"]: node.get("Labels") or {} for node in ray.nodes()}
         self._locations = [
-            RankLocation(where.node_id, zones_of(labels.get(where.node_id, {})), rank.gpu)
+            RankLocation(
+                where.node_id, zones_of(labels.get(where.node_id, {})), rank.gpu, rank.gpu_links
+            )
             for where, rank in zip(self._where, self.ranks, strict=True)
         ]
+        check(self._locations)
         introduced = zip(self._where, self.ranks, strict=True)
         self._where = [replace(where, log=rank.log) for where, rank in introduced]
         others = sorted({rank.address for rank in self.ranks if rank.code != code_digest()})

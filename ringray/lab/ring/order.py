@@ -5,33 +5,49 @@ Racks and domains come from the labels of Ray's nodes (``ray start --labels``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ringray.base.errors import PlaceError
 from ringray.lab.trial.config import shuffled
 
-# Labels, from far to near.
-ZONES = (
-    "ray.io/availability-region",
-    "ray.io/availability-zone",
-    "ringray.io/rack",
-    "ringray.io/domain",
-)
+_ZONED = "ray.io/availability-region", "ray.io/availability-zone"
+ZONES = (*_ZONED, "ringray.io/rack", "ringray.io/domain")  # labels, from far to near
+_UNIQUE = {1, 3}  # of these: one name, one place; racks of two zones may have one name
+_TRIED = 8  # GPUs of a node whose every order is compared
 
 
 @dataclass(frozen=True)
 class RankLocation:
     """The place of a rank. ``node``: Ray's id; ``zones``: values of ``ZONES``, empty where a node
-    has none; ``gpu``: its number there, of one length."""
+    has none; ``gpu``: UUID; ``links``: closeness of the node's other GPUs by UUID."""
 
     node: str
     zones: tuple[str, ...] = ("",) * len(ZONES)
     gpu: str = ""
+    links: Mapping[str, int] = field(default_factory=dict)
 
 
 def zones_of(labels: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the values of ``ZONES`` among a node's labels."""
     return tuple(labels.get(name, "") for name in ZONES)
+
+
+def check(locations: Sequence[RankLocation]) -> None:
+    """Raises PlaceError if labels contradict each other."""
+    inside: dict[tuple[int, str], RankLocation] = {}
+    for location in locations:
+        for level in _UNIQUE:
+            if not (name := location.zones[level]) or not location.zones[level - 1]:
+                continue
+            other = inside.setdefault((level, name), location)
+            if other.zones[level - 1] != location.zones[level - 1]:
+                raise PlaceError(
+                    f"labels contradict: {ZONES[level]} {name!r} is in {ZONES[level - 1]} "
+                    f"{other.zones[level - 1]!r} by node {other.node[:8]} and in "
+                    f"{location.zones[level - 1]!r} by node {location.node[:8]}"
+                )
 
 
 def ordered(
@@ -43,8 +59,8 @@ def ordered(
 ) -> list[int]:
     """Returns the ranks at ``locations``, of which the first ``size`` form the ring in this order.
 
-    ``topology``: by zones, then node, largest first, then GPU, so a ring crosses each boundary once
-    per direction; groups of ``inner`` neighbours lie on one node while nodes
+    ``topology``: by zones, then node, largest first, then links within the node, so a ring crosses
+    each boundary once per direction; groups of ``inner`` neighbours lie on one node while nodes
     hold whole ones. ``given``: as they are. ``shuffled``: those of ``topology``, by ``seed``.
     """
     if order == "given":
@@ -56,8 +72,7 @@ def ordered(
     chosen: list[int] = []
     remaining: list[int] = []
     for some in nodes:
-        chain = sorted(some, key=lambda number: locations[number].gpu)
-        whole = len(some) - len(some) % inner
+        chain, whole = _chain(locations, some), len(some) - len(some) % inner
         chosen += chain[:whole]
         remaining += chain[whole:]
     chosen += remaining
@@ -75,3 +90,20 @@ def divided(nodes: Sequence[str], inner: int) -> int:
     """Returns how many groups of ``inner`` neighbours lie on several nodes."""
     groups = (nodes[start : start + inner] for start in range(0, len(nodes), inner))
     return sum(len(set(group)) > 1 for group in groups)
+
+
+def _chain(locations: Sequence[RankLocation], some: list[int]) -> list[int]:
+    """Returns the ranks of one node, so that neighbours have the closest links."""
+    distances = {near for number in some for near in locations[number].links.values()}
+    if len(distances) < 2 or len(some) > _TRIED:
+        return some
+
+    def closeness(chain: tuple[int, ...]) -> int:
+        return sum(
+            locations[a].links.get(locations[b].gpu, 0) for a, b in itertools.pairwise(chain)
+        )
+
+    first, *others = some
+    chains: list[tuple[int, ...]] = [(first, *rest) for rest in itertools.permutations(others)]
+    best = max(chains, key=closeness)
+    return list(best)

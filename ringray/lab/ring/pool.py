@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from ringray.base.errors import StoppedError
+from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
@@ -21,6 +21,7 @@ from ringray.lab.ring.group import ActorRing
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.specs.model import Spec
 from ringray.lab.trial.config import TrialConfig
+from ringray_kernels.backends import BLOCKS, on_device
 
 MOVED_S = 0.1  # seconds before a place is asked for anew
 
@@ -55,7 +56,7 @@ class RingPool:
         ``ahead``: the trials that are known to come, this one included.
 
         Raises:
-            PlaceError: the ring cannot be placed.
+            PlaceError: the ring cannot be placed, or a node cannot run the trial's kernels.
             RingFault: an actor failed while starting; close the ring.
             StoppedError: no ring is needed any more.
         """
@@ -67,6 +68,7 @@ class RingPool:
             alike = (c.ring.size for c in ahead if self.placement(c) == placement)
             sizes = () if self._needs_exact_size(config) else alike
             ring = self._ring = self._started(config, placement, max((size, *sizes)))
+        _check_toolchain(ring, config)
         if self._stop.is_set():  # close() may have run before the ring existed
             self._release()
             raise StoppedError
@@ -158,3 +160,11 @@ class RingPool:
         if timer is not None:
             timer.cancel()
             timer.join()  # one that has fired releases the ring before the next ring starts
+
+
+def _check_toolchain(ring: ActorRing, config: TrialConfig) -> None:
+    """Raises PlaceError if a rank lacks what Triton needs to compile the trial's kernels."""
+    backend = on_device(config.strategy.backend, ring.placement.device)
+    for rank in ring.ranks if BLOCKS[backend] == "tiles" else ():
+        if rank.lacks:
+            raise PlaceError(f"backend {backend} cannot start on {rank.address}: {rank.lacks}")

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import random
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ringray.base.errors import PlaceError
 from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import parse_fleet
-from ringray.lab.ring.order import ZONES, RankLocation, crossings, divided, ordered, zones_of
+from ringray.lab.ring import gpu_links
+from ringray.lab.ring.order import ZONES, RankLocation, check, crossings, divided, ordered, zones_of
 from ringray.lab.specs.model import parse
+from tests.chaos.struck import NODE
+from tests.support import ray_heads
+from tests.support.place import Place, tiny
 
 
 def locations(*counts: int, **zones: str) -> list[RankLocation]:
@@ -71,6 +78,60 @@ def test_inner_groups_of_a_trial(transport: str, inner: int) -> None:
     assert trial.config.inner == inner
 
 
-def test_gpus_of_a_node_follow_each_other() -> None:
-    gpus = [RankLocation("n", gpu=number) for number in "2031"]
-    assert ordered(gpus, 4) == [1, 3, 0, 2]
+def test_neighbours_share_the_closest_links() -> None:
+    # Pairs 0-2 and 1-3 are bridged, all others meet at the host.
+    near = {(0, 2): 100, (2, 0): 100, (1, 3): 100, (3, 1): 100, (2, 1): -20, (1, 2): -20}
+    gpus = [
+        RankLocation(
+            "n", gpu=str(a), links={str(b): near.get((a, b), -50) for b in range(4) if a != b}
+        )
+        for a in range(4)
+    ]
+    assert ordered(gpus, 4) == [0, 2, 1, 3]
+    assert ordered([RankLocation("n", gpu=str(a)) for a in range(4)], 4) == [0, 1, 2, 3]
+
+
+def test_labels_that_contradict_are_told() -> None:
+    def at(node: str, **labels: str) -> RankLocation:
+        full = {"rack": ZONES[2], "domain": ZONES[3], "zone": ZONES[1], "region": ZONES[0]}
+        return RankLocation(node, zones_of({full[name]: value for name, value in labels.items()}))
+
+    check([at("a", rack="r1", zone="z1"), at("b", rack="r1", zone="z2"), at("c"), at("d")])
+    with pytest.raises(
+        PlaceError, match=r"ringray.io/domain 'd1' is in ringray.io/rack 'r1'.*'r2'"
+    ):
+        check([at("a", rack="r1", domain="d1"), at("b", rack="r2", domain="d1")])
+    with pytest.raises(PlaceError, match=r"zone 'z' is in ray\.io/availability-region"):
+        check([at("a", region="east", zone="z"), at("b", region="west", zone="z")])
+
+
+@pytest.mark.exhaustive
+def test_ranks_follow_the_nodes_of_a_real_cluster(place: Place) -> None:
+    """Ray gives a bundle to the emptier node, and of two alike to either: of six ranks as they are
+    given, each pair lies on both, so their ring crosses four times or more."""
+    text = tiny("order", size=6, repeats=2)
+    text = text.replace("threads: 1", "threads: 1, placement: spread, order: [given, topology]")
+    with ray_heads.cluster(place, NODE, NODE) as head:
+        done = place.run("run", place.spec(text), "--no-tracking", "--address", head.address)
+        assert done.code == 0, done.out + done.err
+        groups = head.ask("/api/v0/placement_groups?detail=True")["data"]["result"]["result"]
+    (dealt,) = ([bundle["node_id"] for bundle in group["bundles"]] for group in groups)
+    given, topology = (row.environment["ring"] for row in place.trials("order"))
+    assert given == {"nodes": 2, "crossings": crossings(dealt)}
+    assert topology == {"nodes": 2, "crossings": 2}
+
+
+def test_links_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_links.of("GPU-1") == {}  # no such GPU, or no NVML
+    levels = {frozenset("01"): 10, frozenset("02"): 50, frozenset("12"): 50}
+    nvml = SimpleNamespace(
+        NVMLError=LookupError, NVML_P2P_CAPS_INDEX_NVLINK=2, NVML_P2P_STATUS_OK=0,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: 3, nvmlDeviceGetHandleByIndex=str,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid[-1],
+        nvmlDeviceGetUUID=lambda at: f"GPU-{at}",
+        nvmlDeviceGetTopologyCommonAncestor=lambda a, b: levels.get(frozenset(a + b), 0),
+        nvmlDeviceGetP2PStatus=lambda a, b, _: 0 if {a, b} == {"0", "2"} else 5,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert gpu_links.of("GPU-0") == {"GPU-1": -10, "GPU-2": 50}

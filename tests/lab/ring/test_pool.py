@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.base.errors import StoppedError
+from ringray.base.errors import PlaceError, StoppedError
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.cluster.machines import Machines
@@ -36,13 +36,14 @@ class Counted:
     """A stand-in for a ring; ``alive`` holds those that are not closed."""
 
     alive: list[Counted] = []  # noqa: RUF012
+    lacks: str | None = None
 
     def __init__(
         self, capacity: int, placement: Any, timeout: float, wait_limits: Any, avoid: Any = ()
     ) -> None:
         self.capacity, self.placement, self.size = capacity, placement, 0
         self.wait_limits, self.avoid = wait_limits, avoid
-        self.ranks = [RankInfo("10.0.0.7", "c", PLACE, "")]
+        self.ranks = [RankInfo("10.0.0.7", "c", PLACE, "", self.lacks)]
         self.alive.append(self)
 
     def form(self, size: int, *_: object) -> None:
@@ -158,6 +159,25 @@ def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> No
     assert ring.wait_limits.seconds == 180.0
     assert notes == ["starting 64 cpu actors"]
     shared.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "told"),
+    [("cuda", "auto", "no C compiler"), ("cuda", "aten", ""), ("cpu", "aten", "")],
+)
+def test_a_gpu_ring_without_a_compiler_is_told(
+    rings: list[Counted], monkeypatch: pytest.MonkeyPatch, device: str, backend: str, told: str
+) -> None:
+    monkeypatch.setattr(Counted, "lacks", "no C compiler (gcc or clang)")
+    read, configs = sweep(f"{{size: 2, device: {device}}}\nstrategy: {{backend: {backend}}}")
+    shared = RingPool(GPUS, read, lambda text: None)
+    if told:
+        with pytest.raises(PlaceError, match=f"cannot start on 10.0.0.7: {told}"):
+            shared.take(configs[0], configs)
+    else:
+        shared.take(configs[0], configs)
+    shared.close()
+    assert rings == []
 
 
 @pytest.mark.parametrize("place", [GROWING, STATIC])
