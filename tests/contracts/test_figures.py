@@ -16,8 +16,6 @@ from tests.support.figure_rows import SWEEPS, row, timed
 
 SHOWN = {
     "strategies": {"throughput", "memory", "speedup", "pareto"},
-    "tiles": {"speedup", "blocks"},
-    "cuts": {"speedup", "blocks"},
     "tasks": {"curves", "scores"},
     "contexts": {"scores"},
     "trainings": {"curves"},
@@ -59,7 +57,7 @@ def test_its_colours_are_the_pages(name: str) -> None:
     rows = next(make() for sweep, make in SWEEPS.items() if name in SHOWN[sweep])
     found = figure(name, rows).to_dict()
     text = json.dumps({key: found[key] for key in ("concat", "config")})
-    inside_cells = {"#ffffff", "#1a1a1a"} if name in ("blocks", "scores") else set()
+    inside_cells = {"#ffffff", "#1a1a1a"} if name == "scores" else set()
     assert set(re.findall(r"#[0-9a-f]{6}", text)) <= inside_cells
     from ringray.lab.report.palette import PALETTE
 
