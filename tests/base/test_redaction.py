@@ -15,14 +15,7 @@ from ringray.lab.report import tables
 from ringray.lab.report.live import PlainLines
 from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.description import note
-from ringray.lab.tracking.mlflow_record import (
-    plan_json,
-    results_csv,
-    results_json,
-    spec_yaml,
-    trial_tags,
-)
+from ringray.lab.tracking.mlflow_record import files, note, results_csv, trial_tags
 from ringray.lab.trial.outcome import Outcome, Tracked, TrialRow
 from tests.support import small_spec, store_rows
 
@@ -107,7 +100,12 @@ def test_a_reason_is_clean_before_it_goes_anywhere(
     failed = next(row for row in rows if row.status == "failed")
     tags = trial_tags(sweep, failed, "parent")
     assert main(["status", "small", "--store", str(tmp_path / "s.db")]) == 0
-    said = [bad.reason, json.dumps(tags), results_json(sweep, rows), capsys.readouterr().out]
+    said = [
+        bad.reason,
+        json.dumps(tags),
+        files(sweep, rows)["results.csv"],
+        capsys.readouterr().out,
+    ]
     for text in said:
         assert "cannot reach" in text
         for secret in (SECRET, TOKEN, "\x1b", "\\u001b", "\x9b"):
@@ -172,7 +170,7 @@ def test_a_password_in_a_spec_goes_no_further_than_the_store(
     spec = tmp_path / "s.yaml"
     spec.write_text(text)
     assert main(["plan", str(spec), "--json", "-"]) == 0
-    sent = [spec_yaml(sweep), plan_json(sweep, rows), results_json(sweep, rows)]
+    sent = [*files(sweep, rows).values()]
     for said in [*sent, capsys.readouterr().out]:
         assert SECRET not in said
     assert parse(sent[0]).digest == made.digest
@@ -190,7 +188,7 @@ def test_descriptions_are_no_markup_of_others() -> None:
                    {"median_ms": 1.0}, {}, "", 1, 1.0, 2.0, None)  # fmt: skip
     other = TrialRow("j" * 16, 1, {"partition": "zigzag", "seq_len": 64}, {}, "ok", None,
                      {"median_ms": 2.0}, {}, "", 1, 1.0, 2.0, None)  # fmt: skip
-    text = note(sweep, [row, other], Tracked("", "1", "r"), {}, ())  # type: ignore[arg-type]
+    text = note(sweep, [row, other], Tracked("", "1", "r"), ())  # type: ignore[arg-type]
     assert "](http" not in text.replace("\\]", "")
     assert "<img" not in text
     assert "\n# d" not in text

@@ -60,7 +60,7 @@ def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.exhaustive
 @pytest.mark.browser
 def test_the_runs_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The description of a parent run has the answer, and its links lead somewhere."""
+    """The description of a parent run has the answer, and its link leads to the report."""
     monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
     server = sqlite_server(tmp_path / "server", tracking_store.make_schema(tmp_path / "schema"))
     server.start()
@@ -80,10 +80,6 @@ def test_the_runs_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             rows = page.frame_locator("iframe").locator("table.sorts").first.locator("tbody tr")
             rows.first.wait_for()
             assert rows.count() == 18
-            views.follow("charts")
-            page.locator(".js-plotly-plot .main-svg").first.wait_for()
-            views.follow("compare")
-            page.locator(".parcoords").first.wait_for()
     finally:
         server.stop()
 

@@ -122,11 +122,11 @@ def _pages(mlflow: Any, experiment: str) -> Iterator[Any]:
 
 
 def check_complete(store: Store, uri: str | None = None, experiment: str = "quick") -> None:
-    """One parent, and one up-to-date child per ended trial with every metric once."""
+    """One parent, and one up-to-date child per measured trial with every metric once."""
     mlflow = client(uri)
     parents, children = runs(uri, experiment)
     assert len(parents) == 1
-    ended = {row.key: row for row in store.trials(DIGEST) if row.status}
+    ended = {row.key: row for row in store.trials(DIGEST) if row.status not in (None, "pruned")}
     assert set(children) == set(ended)
     for key, run in children.items():
         assert run.data.tags["mlflow.parentRunId"] == parents[0].info.run_id

@@ -5,8 +5,7 @@ worker         a process that imports MLflow, and the connection to it
 process        the process that follows the store
 sink           what it writes to
 mlflow_sink    MLflow: runs, metrics and artifacts
-mlflow_record  params, tags and tables
-description    the parent run's page
+mlflow_record  params, tags, tables and the parent run's description
 location       which MLflow store
 database       MLflow's sqlite file, created whole
 archive        the artifact from which a lost store is rebuilt

@@ -1,4 +1,4 @@
-"""A sweep as MLflow takes it, in plain values: names, params, tags, metrics, tables.
+"""A sweep as MLflow takes it, in plain values: names, params, tags, metrics, tables, description.
 
 Pure functions of the store's rows. MLflow's limits hold here: 6000 characters per param, 8000 per
 tag, and no infinities or NaN, which break its charts.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import html
 import io
 import json
 import math
@@ -15,13 +16,17 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
+from urllib.parse import quote
 
-from ringray.base.redaction import plain, public_spec, without_credentials
-from ringray.lab.report import words
+from ringray.base.redaction import plain, without_credentials
+from ringray.lab.report import verdict, words
+from ringray.lab.report.figures import TITLES
+from ringray.lab.tracking.location import MODE
 from ringray.lab.trial.metrics import METRICS, of_group, prediction_errors
-from ringray.lab.trial.outcome import STATUSES, SweepRow, TrialRow, record_line
+from ringray.lab.trial.outcome import STATUSES, SweepRow, Tracked, TrialRow
 
 TABLE = "results_table.json"
+FIGURES, REPORT = "figures", "report.html"
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
 _CURVE = 500  # points of a curve
@@ -147,36 +152,39 @@ def summary_metrics(trials: Sequence[TrialRow]) -> dict[str, float]:
     return totals | prediction_errors(measured)
 
 
-def spec_yaml(sweep: SweepRow) -> str:
-    """Returns the spec as it was written, without a password in its tracking URI."""
-    return without_credentials(sweep.source)
-
-
-def plan_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
-    """Returns the plan at the start: the full spec and every trial with its prediction."""
-    plan: dict[str, Any] = {"sweep": sweep.digest, "name": sweep.name, "kind": sweep.kind}
-    plan |= {"spec": public_spec(sweep.spec), "trials": []}
-    for trial in trials:
-        planned = {name: getattr(trial, name) for name in ("key", "index", "config", "predicted")}
-        planned["pruned"] = trial.reason if trial.status == "pruned" else None
-        plan["trials"].append(planned)
-    return json.dumps(plan, indent=1)
-
-
 def files(sweep: SweepRow, trials: Sequence[TrialRow]) -> dict[str, str]:
-    """Returns the texts of the files beside the runs, by name."""
+    """Returns the texts of the files beside the runs, by name: the spec as it was written, without
+    a password in its tracking URI, and the results."""
     return {
-        "spec.yaml": spec_yaml(sweep),
-        "plan.json": plan_json(sweep, trials),
+        "spec.yaml": without_credentials(sweep.source),
         "results.csv": results_csv(*results_table(sweep, trials)),
-        "results.json": results_json(sweep, trials),
     }
 
 
-def results_json(sweep: SweepRow, trials: Sequence[TrialRow]) -> str:
-    """Returns the ended trials, each as a line of ``--json``."""
-    lines = [record_line(sweep, trial) for trial in trials if trial.status is not None]
-    return "[\n" + ",\n".join(map(json.dumps, lines)) + "\n]\n"
+def note(
+    sweep: SweepRow, trials: Sequence[TrialRow], place: Tracked, figures: Sequence[str]
+) -> str:
+    """Returns the parent run's description, as markdown: the answer, counts, figures. MLflow folds
+    all but its beginning; ``figures`` are names of those among the run's artifacts."""
+    ended = [trial for trial in trials if trial.status is not None]
+    counts = words.counts(Counter(str(trial.status) for trial in ended))
+    lines = [f"{_escaped(line)}\n" for line in verdict.answer(sweep.kind, ended)]
+    title = f"**{_escaped(sweep.name)}** ({_escaped(sweep.kind)})"
+    lines.append(f"{title}: {len(ended)} of {len(trials)} trials ended: {counts}\n")
+    if figures:
+        run = f"#/experiments/{place.experiment_id}/runs/{place.run_id}"
+        lines.append(f"[report]({run}/artifacts/{REPORT}?{MODE})\n")
+    for name in figures:
+        path = quote(f"{FIGURES}/{name}.png", safe="")
+        image = f"get-artifact?path={path}&run_uuid={place.run_id}"
+        lines.append(f"![{TITLES[name]}]({image})\n")
+    return "\n".join(lines)[:_TAG_LENGTH]
+
+
+def _escaped(text: str) -> str:
+    """Returns markdown that shows ``text`` as it is: no link, no picture, no HTML."""
+    shown = html.escape(" ".join(text.split()), quote=False)
+    return re.sub(r"([\\`*\[\]])", r"\\\1", shown)
 
 
 def results_table(sweep: SweepRow, trials: Sequence[TrialRow]) -> tuple[list[str], list[list[Any]]]:

@@ -7,8 +7,7 @@ in three calls: created with all its tags, given params and metrics, ended; the 
 any, is added before the end. A recording is never removed: ``ringray.current`` tells whether it is
 the one that counts.
 
-Points that never ran are in the tables of the parent; only the first ``_PRUNED`` of them have runs
-of their own, and none of those that a search did not ask for.
+Points that never ran have no runs; they are in the tables of the parent.
 """
 
 from __future__ import annotations
@@ -37,14 +36,12 @@ from ringray.lab.tracking import archive
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import CURRENT, STORE, TRIALS, runs_of, user_tag
 from ringray.lab.tracking.database import client_of
-from ringray.lab.tracking.description import FIGURES, REPORT, note
 from ringray.lab.tracking.location import artifact_root
-from ringray.lab.trial.outcome import NOT_REQUESTED, Kept, Tracked, TrialRow, part_of_a_path
+from ringray.lab.trial.outcome import Kept, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
 _PARENT_STATUS = {"complete": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _NOTE = "mlflow.note.content"
-_PRUNED = 36  # runs; for pruned points
 
 
 @dataclass(slots=True)
@@ -52,7 +49,6 @@ class _Child:
     run_id: str
     key: str
     ended: bool
-    pruned: bool
     current: bool
 
 
@@ -125,14 +121,13 @@ class MLflowSink:
         trial = recording.trial
         current = self._store.sequence(self._digest, trial.key) == recording.seq
         place = trial.key, show.record_digest(trial)
-        child, wanted = self._children.get(place), self._wanted(trial)
-        marked = False
+        child, marked = self._children.get(place), False
         for other in [each for each in self._children.values() if each.key == trial.key]:
             counts = current if other is child else other.current and not current
             if other.current != counts:
                 self._client.set_tag(other.run_id, CURRENT, json.dumps(counts))
                 other.current, marked = counts, True
-        if not wanted or (child and child.ended):
+        if trial.status == "pruned" or (child and child.ended):
             return marked
         # A clock may be set back while a trial runs; MLflow computes its duration.
         ended = _milliseconds(max(trial.started or 0.0, trial.ended or 0.0) or None)
@@ -140,7 +135,7 @@ class MLflowSink:
             tags = show.trial_tags(self._sweep, trial, self.place.run_id)
             tags[CURRENT] = json.dumps(current)
             run = self._create_run(self._name(trial.key), trial.started, tags)
-            child = _Child(run.info.run_id, trial.key, False, trial.status == "pruned", current)
+            child = _Child(run.info.run_id, trial.key, False, current)
             self._children[place] = child
         # Safe to repeat: the same key, value, time and step are one metric to MLflow.
         values = [(name, value, 0) for name, value in show.run_metrics(trial).items()]
@@ -168,7 +163,7 @@ class MLflowSink:
     def lacks(self, recording: Kept) -> bool:
         """Returns whether MLflow had no complete run of the recording at the last refresh."""
         child = self._children.get((recording.trial.key, show.record_digest(recording.trial)))
-        return self._wanted(recording.trial) and not (child and child.ended)
+        return recording.trial.status != "pruned" and not (child and child.ended)
 
     def summarise(self) -> None:
         """Brings the parent run's counts, best figures and description up to now."""
@@ -183,8 +178,8 @@ class MLflowSink:
         self._client.log_batch(self.place.run_id, metrics=metrics, tags=tags)
 
     def log_files(self) -> None:
-        """Writes the spec, the plan, the result tables and the lines from which a lost store is
-        rebuilt; MLflow shows ``results_table.json`` as a table."""
+        """Writes the spec, the result tables and the lines from which a lost store is rebuilt;
+        MLflow shows ``results_table.json`` as a table."""
         trials = self._store.trials(self._digest)
         columns, rows = show.results_table(self._sweep, trials)
         files = {
@@ -203,11 +198,11 @@ class MLflowSink:
             for name, png in drawn.items():
                 (Path(folder) / f"{name}.png").write_bytes(png)
             if drawn:
-                self._client.log_artifacts(self.place.run_id, folder, FIGURES)
+                self._client.log_artifacts(self.place.run_id, folder, show.FIGURES)
                 self._figures = tuple(drawn)
                 self._client.set_tag(self.place.run_id, _NOTE, self._note(trials))
         page = document([(self._store.find(self._digest), trials)])
-        self._client.log_text(self.place.run_id, page, REPORT)
+        self._client.log_text(self.place.run_id, page, show.REPORT)
 
     def close(self) -> None:
         """Ends the parent run as the sweep ended: killed, if no driver says otherwise."""
@@ -219,24 +214,11 @@ class MLflowSink:
         self._client.set_terminated(self.place.run_id, status, _milliseconds(end))
 
     def _note(self, trials: Sequence[TrialRow]) -> str:
-        current = (child for child in self._children.values() if child.current)
-        children = {child.key: child.run_id for child in current}
-        return note(self._sweep, trials, self.place, children, self._figures)
+        return show.note(self._sweep, trials, self.place, self._figures)
 
     def _sweep_tags(self) -> dict[str, str]:
         tables = {"mlflow.loggedArtifacts": json.dumps([{"path": show.TABLE, "type": "table"}])}
         return show.sweep_tags(self._sweep) | tables | self._own
-
-    def _wanted(self, trial: TrialRow) -> bool:
-        """Returns whether the trial has its own run."""
-        if trial.status != "pruned":
-            return True
-        if trial.reason == NOT_REQUESTED:
-            return False
-        if (trial.key, show.record_digest(trial)) in self._children:
-            return True
-        children = self._children.values()
-        return sum(child.pruned and child.current for child in children) < _PRUNED
 
     def _name(self, key: str) -> str:
         if key not in self._names:  # a search adds trials as it goes
@@ -288,10 +270,11 @@ class MLflowSink:
         # Some servers say that they have taken what they have not.
         ended = run.info.status in _ENDED and bool(run.data.metrics or status != "ok")
         current = tags.get(CURRENT) == "true"
-        self._children[place] = _Child(
-            run.info.run_id, place[0], ended, status == "pruned", current
-        )
+        self._children[place] = _Child(run.info.run_id, place[0], ended, current)
 
 
 def _milliseconds(seconds: float | None) -> int:
     return int((time.time() if seconds is None else seconds) * 1000)
+
+
+open_sink = MLflowSink

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 from ringray.base.errors import PlaceError
 from ringray.lab.store.feed import CurvePoint, LogReader, path_of
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.sink import service_of
 from ringray.lab.tracking.worker import (
     REQUEST_TIMEOUT,
     brief,
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
 
 POLL_S = 0.25
 SUMMARY_S = 60.0  # from one summary with its files to the next, at least
-SUMMARY_SHARE = 0.05  # of the time for them, at most
 PAUSE_S = (0.25, 10.0)  # between tries
 # When the driver is gone nothing waits for this process, and `ringray sync` can do the rest.
 ORPHAN_TIMEOUT_S, ORPHAN_PATIENCE_S = 120.0, 15.0
@@ -58,7 +56,7 @@ LIVE = 1000  # points; MLflow takes no more at once
 
 
 class Follower:
-    """Writes the changes of the store to a sink: a loop that takes one step at a time.
+    """Writes the changes of the store to a sink: follows the sweep, and then finishes it.
 
     The sink may be down for hours: steps are repeated, and the trials wait in the store.
     """
@@ -72,7 +70,7 @@ class Follower:
         self._seen: set[str] = set()  # keys of trials
         self._log = LogReader(path_of(store.path, digest))
         self._live: list[CurvePoint] = []  # of running trainings, not written yet
-        self._summary_due, self._summary_pause = 0.0, SUMMARY_S
+        self._summary_due = 0.0
         # After a failed call, which was refused or whose answer was lost, the sink is asked what
         # it holds before the next one.
         self._sure = opened
@@ -82,52 +80,71 @@ class Follower:
         self._request_s = float(os.environ.get(REQUEST_TIMEOUT, "10"))
         self._deadline = self._patience = inf  # set when told to finish
         self._asked = False  # whether the driver waits for an answer
-        self._draining, self._checked = True, False
-        # Files may lie elsewhere (S3, a proxy) and fail for good while the runs are all right.
-        runs, files = [self._check, sink.summarise, sink.close], [sink.log_files]
-        self._last: list[Callable[[], object]] = [*runs, *files, self._answer, sink.log_figures]
 
     def run(self) -> bool:
-        """Takes steps until none is left; returns whether the sink has everything."""
-        while self._last:
+        """Follows the sweep to its end; returns whether the sink has everything."""
+        step: Callable[[], object] | None = None
+        while not self._listen(POLL_S if step is None else 0.0):
+            if step is not None:
+                self._attempt(step)
+            self._live += self._log.curve_points()
             self._read()
             step = self._next()
-            ending = self._listen(POLL_S if step is None else 0.0)
-            if step is not None and not ending:
-                self._take(step)
+        self._finish()
         return not self._errors
 
     def _next(self) -> Callable[[], object] | None:
-        """Returns the next step; None if there is nothing to do now."""
-        now, in_time = time.monotonic(), self._time_left() > 0
-        following = self._deadline == inf
-        if in_time and now < self._paused_until:
+        """Returns the next step while the sweep runs; None if there is nothing to do now."""
+        now = time.monotonic()
+        if now < self._paused_until:
             return None
-        if following and now > self._summary_due:
+        if now > self._summary_due:
             return self._summarise
-        if self._draining and in_time and self._backlog:
+        if self._backlog:
             return self._write_one
-        if following:
-            return self._write_live if self._live else None
-        if self._draining and in_time and "store" in self._errors:
-            return None
-        # A trial that is refused for itself does not keep the sweep's run from its end.
-        self._draining = False
-        return self._last[0]
+        return self._write_live if self._live else None
 
-    def _take(self, step: Callable[[], object]) -> None:
-        """Does a step; one that failed is tried again later, while there is time."""
-        done = self._attempt(step)
-        if not done:
-            now = time.monotonic()
-            failing = now - (self._failing_since or now)
-            self._paused_until = now + min(max(failing, PAUSE_S[0]), PAUSE_S[1])
-        if self._draining:
-            return
+    def _finish(self) -> None:
+        """Writes the rest and the end of the sweep, and tells the driver what is missing."""
+        self._drain()
+        complete = not self._backlog
+        done = self._repeat(self._check)
+        if done and complete and self._backlog:
+            self._drain()
+            done = self._repeat(self._check)
+        # Files may lie elsewhere (S3, a proxy) and fail for good while the runs are all right.
+        steps = (self._sink.summarise, self._sink.close, self._sink.log_files)
+        done = done and all(map(self._repeat, steps))
+        if self._asked:
+            error = next(reversed(self._errors.values()), None)
+            missing = {key for key, _ in self._backlog}
+            state = SyncState(len(self._seen - missing), len(missing), error)
+            send(self._driver, (self._sink.place, state))
         if done:
-            self._last.pop(0)
-        elif self._time_left() <= 0:
-            self._last = [self._answer] if self._answer in self._last else []
+            self._repeat(self._sink.log_figures)
+
+    def _drain(self) -> None:
+        """Writes all trials. A trial that is refused for itself does not keep the sweep's run from
+        its end."""
+        while self._time_left() > 0:
+            self._read()
+            if not self._backlog and "store" not in self._errors:
+                return
+            if not self._backlog or not self._attempt(self._write_one):
+                self._wait()
+
+    def _repeat(self, step: Callable[[], object]) -> bool:
+        """Repeats a step until it succeeds; False if there is no time for that."""
+        while not self._attempt(step):
+            if not self._wait():
+                return False
+        return True
+
+    def _wait(self) -> bool:
+        """Waits until a failed step may be repeated; returns whether there is time for it."""
+        pause = max(self._paused_until - time.monotonic(), PAUSE_S[0])
+        time.sleep(max(0.0, min(pause, self._time_left())))
+        return self._time_left() > 0
 
     def _attempt(self, step: Callable[[], object]) -> bool:
         """Does a step once; returns whether it succeeded.
@@ -140,13 +157,16 @@ class Follower:
         name = step.__name__
         self._errors.pop(name, None)
         try:
-            if not self._sure and step != self._answer:
+            if not self._sure:
                 self._sink.refresh()
                 self._sure = True
             step()
         except Exception as error:
+            now = time.monotonic()
             self._sure = False
-            self._failing_since = self._failing_since or time.monotonic()
+            self._failing_since = self._failing_since or now
+            failing = now - self._failing_since
+            self._paused_until = now + min(max(failing, PAUSE_S[0]), PAUSE_S[1])
             self._errors[name] = brief(error)
             log(f"{name}: {self._errors[name]}\n{traceback.format_exc()}")
             return False
@@ -154,13 +174,9 @@ class Follower:
         return True
 
     def _summarise(self) -> None:
-        began, self._summary_due = time.monotonic(), inf
-        try:
-            self._sink.summarise()
-            self._sink.log_files()
-        finally:
-            took = time.monotonic() - began
-            self._summary_pause = max(SUMMARY_S, took / SUMMARY_SHARE)
+        self._summary_due = inf
+        self._sink.summarise()
+        self._sink.log_files()
 
     def _write_live(self) -> None:
         some = self._live[:LIVE]
@@ -172,32 +188,19 @@ class Follower:
         place = next(iter(self._backlog))
         row = self._backlog[place] = self._backlog.pop(place)
         if self._sink.write(row):
-            due = time.monotonic() + self._summary_pause
-            self._summary_due = min(self._summary_due, due)
+            self._summary_due = min(self._summary_due, time.monotonic() + SUMMARY_S)
         del self._backlog[place]
 
     def _check(self) -> None:
-        """Asks the sink what it holds, and writes what is missing, once: a server or a proxy may
-        have answered well to what it did not do, or done it after it was given up."""
+        """Asks the sink what it lacks: a server or a proxy may have answered well to what it did
+        not do, or done it after it was given up."""
         self._sink.refresh()
-        complete = not self._backlog
         for row in self._store.changed_since(self._digest, 0)[0]:
             if self._sink.lacks(row):
                 self._backlog[row.trial.key, row.seq] = row
-        if complete and self._backlog and not self._checked:
-            self._draining = self._checked = True
-
-    def _answer(self) -> None:
-        error = next(reversed(self._errors.values()), None)
-        if self._asked:
-            missing = {key for key, _ in self._backlog}
-            state = SyncState(len(self._seen - missing), len(missing), error)
-            send(self._driver, (self._sink.place, state))
 
     def _read(self) -> None:
-        """Reads the changes of the store into the backlog, and the curves of running trials."""
-        if self._deadline == inf:
-            self._live += self._log.curve_points()
+        """Reads the changes of the store into the backlog."""
         try:
             rows, self._cursor = self._store.changed_since(self._digest, self._cursor)
         except PlaceError as error:
@@ -214,10 +217,7 @@ class Follower:
         return min(self._deadline, since + self._patience) - time.monotonic()
 
     def _listen(self, timeout: float) -> bool:
-        """Waits ``timeout`` seconds for the end of the sweep; returns whether it has come now."""
-        if self._deadline < inf:
-            time.sleep(timeout)
-            return False
+        """Waits ``timeout`` seconds for the end of the sweep; returns whether it has come."""
         try:
             order = receive(self._driver, timeout)
             self._asked = order is not None
@@ -244,7 +244,8 @@ def main() -> int:
     os.umask(0o077)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends after its driver, which has them too
-    _import_ahead(sys.argv[2])
+    with suppress(Exception):  # ahead; an error in it is reported when it is needed
+        importlib.import_module(sys.argv[2])
     with ExitStack() as stack:
         try:
             follower = _open(stack, driver)
@@ -254,29 +255,15 @@ def main() -> int:
             log(traceback.format_exc())
             send(driver, brief(error))
             return 1
-        # While nothing waits for it: the driver is starting its ranks now.
-        _import_ahead("ringray.lab.report.figures.style")
         return 0 if follower.run() else 1
-
-
-def _import_ahead(module: str) -> None:
-    """Imports ``module`` before it is needed; an error in it is reported when it is needed."""
-    with suppress(Exception):
-        importlib.import_module(module)
 
 
 def _open(stack: ExitStack, driver: Connection) -> Follower:
     """Returns a follower whose sink has accepted the sweep, and tells the driver."""
-    path, digest, uri, experiment, settled = driver.recv()
+    path, digest, *where, settled = driver.recv()
     store = stack.enter_context(Store(path, create=False))
     _lease(stack, store, digest)
-    sink: Sink
-    if service := service_of(uri):
-        sink = service.open_sink(store, digest, uri, experiment, settled)
-    else:
-        from ringray.lab.tracking.mlflow_sink import MLflowSink
-
-        sink = MLflowSink(store, digest, uri, experiment, settled)
+    sink: Sink = importlib.import_module(sys.argv[2]).open_sink(store, digest, *where, settled)
     if not settled:
         sink.refresh()
     send(driver, sink.place)

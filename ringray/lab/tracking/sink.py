@@ -1,18 +1,10 @@
-"""A service that shows a sweep, as the process that follows the store needs it.
-
-MLflow is :mod:`.mlflow_sink`. Another service is a name of ``tracking.to`` and a module
-``NAME_sink`` that imports quickly, to which URIs ``NAME://...`` lead. It has three functions:
-
-    check()                       raises PlaceError if the service cannot be used from here
-    page(experiment_id, run_id)   the address of a sweep's page, or the command that shows it
-    open_sink(store, digest, uri, experiment, settled)   its Sink; arguments as of ``MLflowSink``
-"""
+"""A service that shows a sweep, as the process that follows the store needs it: MLflow, or Weights
+& Biases for URIs ``wandb://...``."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Protocol
 
@@ -56,9 +48,7 @@ class Sink(Protocol):
 
 
 def service_of(uri: str) -> ModuleType | None:
-    """Returns the module of the service that a URI names; None if that is MLflow."""
-    scheme = uri.partition("://")[0].lower()
-    name = f"ringray.lab.tracking.{scheme}_sink"
-    if not scheme.isidentifier() or scheme == "mlflow" or find_spec(name) is None:
+    """Returns the module of Weights & Biases for its URIs; None if the service is MLflow."""
+    if not uri.lower().startswith("wandb://"):
         return None
-    return importlib.import_module(name)
+    return importlib.import_module("ringray.lab.tracking.wandb_sink")

@@ -162,7 +162,7 @@ def test_curves_are_thinned_and_end_where_the_training_ended() -> None:
 def test_neither_a_plan_nor_the_figures_import_altair() -> None:
     code = (
         "import sys, ringray, ringray.lab.plan.plan, ringray.lab.report.figures\n"
-        "import ringray.lab.tracking.description\n"
+        "import ringray.lab.tracking.mlflow_record\n"
         "sys.exit('altair' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

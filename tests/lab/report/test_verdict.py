@@ -9,7 +9,7 @@ import pytest
 from ringray.lab.cli import results
 from ringray.lab.kinds import KINDS
 from ringray.lab.report import sweep_report, verdict
-from ringray.lab.tracking import description
+from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.trial.outcome import SweepRow, Tracked, TrialRow
 from tests.support.figure_rows import row, timed
 from tests.support.report_rows import console
@@ -55,7 +55,7 @@ def test_only_kinds_whose_points_are_rivals_have_a_fastest(
     results.print_answer(screen, kind, rows, cores=2)
     texts = [
         screen.export_text(),
-        description.note(sweep, rows, Tracked("", "7", "cd" * 16), {}, ()),
+        show.note(sweep, rows, Tracked("", "7", "cd" * 16), ()),
         sweep_report.document([(sweep, rows)]),
     ]
     named = kind not in ("kernel-tune", "max-context")

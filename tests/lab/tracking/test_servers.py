@@ -77,8 +77,7 @@ def test_a_sweep_over_http(store: Store, server: Server) -> None:
     assert parent.info.status == "FINISHED"
     files = {file.path for file in mlflow.list_artifacts(run_id)}
     assert files == {
-        "spec.yaml", "plan.json", "results.csv", "results.json", "results_table.json", "figures",
-        "report.html", "trials.jsonl",
+        "spec.yaml", "results.csv", "results_table.json", "figures", "report.html", "trials.jsonl",
     }  # fmt: skip
     figures = {file.path for file in mlflow.list_artifacts(run_id, "figures")}
     assert figures == {

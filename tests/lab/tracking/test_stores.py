@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,39 +137,23 @@ def test_a_trial_that_is_measured_again_while_it_is_tracked(store: Store) -> Non
     _check(store)
 
 
-def test_points_that_never_ran_have_no_runs_beyond_the_first(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ringray.lab.tracking.mlflow_sink._PRUNED", 2)
-    planned = trials(6, pruned=(1, 2, 3))
+def test_points_that_never_ran_have_no_runs(store: Store) -> None:
+    planned = trials(4, pruned=(1, 2))
     begin(store, planned)
-    store.record(DIGEST, planned[4].key, Outcome("pruned", NOT_REQUESTED, point="p"))
+    store.record(DIGEST, planned[3].key, Outcome("pruned", NOT_REQUESTED, point="p"))
     store.record(DIGEST, planned[0].key, outcome(0))
-    for _ in range(2):  # the same again when it is taken up
-        _write(store, _open(store))
-        parent, children = _of(store)
-        statuses = [run.data.tags["ringray.status"] for run in children]
-        assert sorted(statuses) == ["ok", "pruned", "pruned"]
-        note = parent.data.tags["mlflow.note.content"]
-        assert "2 of the pruned points have no run of their own" in note
-        assert parent.data.metrics["trials_pruned"] == 4
-    # One that is run after all gets its run.
-    store.record(DIGEST, planned[4].key, outcome(4))
     _write(store, _open(store))
-    assert len(_of(store)[1]) == 4
-
-
-def test_points_that_are_measured_after_all_keep_their_first_run(store: Store) -> None:
-    begin(store, trials(2, pruned=(1,)))
+    parent, children = _of(store)
+    assert [run.data.tags["ringray.status"] for run in children] == ["ok"]
+    assert parent.data.metrics["trials_pruned"] == 3
+    # One that is measured after all gets its run, and that is not current where it is pruned again.
+    store.record(DIGEST, planned[3].key, outcome(3))
     _write(store, _open(store))
-    begin(store, trials(2))
-    for index in range(2):
-        store.record(DIGEST, trials(2)[index].key, outcome(index))
+    assert len(_of(store)[1]) == 2
+    begin(store, [*trials(3, pruned=(1, 2)), replace(planned[3], pruned=NOT_REQUESTED)])
     _write(store, _open(store))
-    found = {
-        (run.data.tags["ringray.status"], run.data.tags["ringray.current"]) for run in _of(store)[1]
-    }
-    assert found == {("ok", "true"), ("pruned", "false")}
+    current = [run.data.tags["ringray.current"] for run in _of(store)[1]]
+    assert sorted(current) == ["false", "true"]
     assert _trash() == []
 
 

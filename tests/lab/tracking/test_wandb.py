@@ -113,7 +113,7 @@ def _check_both_times(store: Store, home: Path) -> None:
     assert (parent["run"].job_type, parent["exit"]) == ("sweep", 0)
     assert parent["summary"].items() >= {"trials_ok": 2.0, "best_ratio": 0.9}.items()
     files = {path.name for path in parent["folder"].iterdir()}
-    assert files >= {"spec.yaml", "plan.json", "results.csv", "results.json", "report.html"}
+    assert files >= {"spec.yaml", "results.csv", "report.html"}
     named = {run["run"].display_name: run for run in runs.values()}
     rows = {row.index: row for row in store.trials(DIGEST)}
     names = show.run_names(store.find(DIGEST), rows.values())
