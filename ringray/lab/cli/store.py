@@ -10,13 +10,13 @@ from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.base.redaction import shown
 from ringray.lab.cli.options import ALL, JSON, ON_HEAD, STORE, SWEEP, Option, append, options
-from ringray.lab.cli.results import ROWS, print_history, print_page, print_state, print_sweep, say
+from ringray.lab.cli.results import print_history, print_page, print_state, print_sweep, say
 from ringray.lab.opening import as_it_stands, open_store
 from ringray.lab.report import tables
 from ringray.lab.store.recover import recover as mend
 from ringray.lab.store.store import default_path
 from ringray.lab.tracking import location, tracker
-from ringray.lab.trial.outcome import SweepRow, record_line
+from ringray.lab.trial.outcome import UNKNOWN, SweepRow, record_line
 
 
 @options(STORE, ON_HEAD)
@@ -102,17 +102,12 @@ def recover(arguments: argparse.Namespace) -> int:
         print(f"{path} is not damaged; nothing was done")
         return 0
     print(f"{path} was damaged and is kept as {result.aside.name}; the new store has:")
-    for sweep in result.sweeps:
-        saved = f"{units.plural(sweep.trials, 'trial')}, {sweep.ended} of them ended"
-        if sweep.earlier:
-            saved += f", {units.plural(sweep.earlier, 'earlier measurement')}"
-        lost = (len(sweep.lost), "ended trial"), (sweep.lost_others, "measurement of others")
-        if gone := ", ".join(units.plural(count, what) for count, what in lost if count):
-            saved += f"; lost: {gone}"
+    for sweep, trials, ended, earlier in result.sweeps:
+        saved = f"{units.plural(trials, 'trial')}, {ended} of them ended"
+        if earlier:
+            saved += f", {units.plural(earlier, 'earlier measurement')}"
         print(f"  {shown(sweep.name)} ({sweep.digest[:12]}): {saved}")
-        for key in sweep.lost[:ROWS]:
-            print(f"    lost: {shown(key)}")
-        if sweep.nameless:
+        if sweep.kind == UNKNOWN:
             print("    its name and spec are lost: `ringray run` with its spec continues it")
     print(
         "`ringray resume SWEEP` measures the missing trials, `ringray resume SWEEP --from-mlflow` "

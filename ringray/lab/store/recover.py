@@ -13,10 +13,9 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringray.base import locks
 from ringray.base.errors import DamagedStore, PlaceError, reason_of
@@ -25,38 +24,21 @@ from ringray.lab.store.schema import TRIAL, Damage, resolved, upgrade
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepRow
 
-_Name = tuple[str, str, int]  # digest, key, number
 
+class Saved(NamedTuple):
+    """What was saved of one sweep."""
 
-@dataclass(frozen=True)
-class Saved:
-    """Trials and facts that were saved of one sweep."""
-
-    digest: str
-    name: str
+    sweep: SweepRow  # of the kind UNKNOWN if its own row is lost
     trials: int
     ended: int  # of these trials
-    lost: tuple[str, ...]  # keys of ended trials that cannot be read
-    nameless: bool  # the sweep's own row is lost
-    earlier: int  # saved earlier measurements
-    lost_others: int  # lost measurements of trials that are not lost
+    earlier: int  # measurements
 
 
-@dataclass(frozen=True)
-class Recovered:
+class Recovered(NamedTuple):
     """The result."""
 
     aside: Path | None  # the new path of the damaged file; None if the store was whole
     sweeps: tuple[Saved, ...]
-
-
-@dataclass
-class _Recordings:
-    """Recordings of the trials of a sweep, by key and number."""
-
-    named: set[tuple[str, int]] = field(default_factory=set)
-    current: list[Kept] = field(default_factory=list)
-    earlier: list[Kept] = field(default_factory=list)
 
 
 def recover(path: Path) -> Recovered:
@@ -120,7 +102,7 @@ def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
     were created last come last."""
     environments = cache(partial(_environment, sources))
     sweeps: dict[str, SweepRow] = {}
-    by_digest = defaultdict[str, _Recordings](_Recordings)
+    current, earlier = defaultdict[str, list[Kept]](list), defaultdict[str, list[Kept]](list)
     for db in reversed(sources):
         for (identity,) in _scan(db, "id FROM identity", "id"):
             store.identify(identity)
@@ -129,33 +111,22 @@ def _fill(store: Store, sources: list[sqlite3.Connection]) -> tuple[Saved, ...]:
                 for sweep in rows.sweep_rows(db, environments, "WHERE digest = ?", digest):
                     sweeps[digest] = sweep
     for db in sources:
-        for (digest, key, seq), row in _trials(db).items():
-            recordings = by_digest[digest]
-            recordings.named.add((key, seq))
+        for *row, is_current in _trials(db):
             with suppress(Damage):
-                if row is not None:
-                    into = recordings.current if row[-1] else recordings.earlier
-                    into.append(rows.recording(row[:-1], environments))
-    for digest, recordings in by_digest.items():
-        if digest not in sweeps and (recordings.current or recordings.earlier):
-            # `ringray run SPEC` knows it by its digest and gives it its name again.
-            name, kind = f"lost-{digest[:12]}", UNKNOWN
-            sweeps[digest] = SweepRow(digest, name, kind, {}, "", {}, "interrupted", 0.0, 0.0)
-    in_order = sorted(sweeps.values(), key=lambda sweep: sweep.created)
-    return tuple(_saved(store, sweep, by_digest[sweep.digest]) for sweep in in_order)
-
-
-def _saved(store: Store, sweep: SweepRow, recordings: _Recordings) -> Saved:
-    """Writes a sweep; returns what could be saved of it."""
-    store.restore(sweep, sweep.created, recordings.current, recordings.earlier)
-    trials, earlier = store.trials(sweep.digest), store.history(sweep.digest)
-    ended = {row.key for row in trials if row.status is not None}
-    readable = {(row.key, seq) for row, seq in (*recordings.current, *recordings.earlier)}
-    unread = [key for key, seq in recordings.named - readable if seq]
-    lost = tuple(sorted({*unread} - ended))
-    others = sum(key in ended for key in unread)
-    counts, nameless = (len(trials), len(ended)), sweep.kind == UNKNOWN
-    return Saved(sweep.digest, sweep.name, *counts, lost, nameless, len(earlier), others)
+                into = current if is_current else earlier
+                into[row[0]].append(rows.recording(tuple(row), environments))
+    for digest in {*current, *earlier} - {*sweeps}:
+        # `ringray run SPEC` knows it by its digest and gives it its name again.
+        name, kind = f"lost-{digest[:12]}", UNKNOWN
+        sweeps[digest] = SweepRow(digest, name, kind, {}, "", {}, "interrupted", 0.0, 0.0)
+    saved = []
+    for sweep in sorted(sweeps.values(), key=lambda sweep: sweep.created):
+        digest = sweep.digest
+        store.restore(sweep, sweep.created, current[digest], earlier[digest])
+        written = store.find(digest)
+        ended, history = sum(written.counts.values()), len(store.history(digest))
+        saved.append(Saved(written, written.total, ended, history))
+    return tuple(saved)
 
 
 def _environment(sources: list[sqlite3.Connection], identity: str) -> dict[str, Any]:
@@ -166,24 +137,23 @@ def _environment(sources: list[sqlite3.Connection], identity: str) -> dict[str, 
     return {}
 
 
-def _trials(db: sqlite3.Connection) -> dict[_Name, tuple[Any, ...] | None]:
-    """Returns the rows of trials that the table or its index still names, None for those that
-    cannot be read."""
+def _trials(db: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    """Returns the rows of trials that can be read."""
     table, order = "trials NOT INDEXED", ("digest", "key", "seq")
     columns = ", ".join((*TRIAL, "current"))
-    names = {*_scan(db, f"digest, key, seq FROM {table}", *order)}
-    names |= {*_scan(db, "digest, key, seq FROM trials INDEXED BY trials_by_seq", "digest", "seq")}
-    # A destroyed page may read as rows without values.
-    whole = [name for name in names if all(map(isinstance, name, (str, str, int)))]
-    trials: dict[_Name, tuple[Any, ...] | None] = dict.fromkeys(sorted(whole))
-    # A search for a row may lead through a damaged one, a walk stops at it: both are tried.
-    for row in _scan(db, f"{columns} FROM {table}", *order):
-        trials[row[0], row[1], row[5]] = row
-    for name in [name for name, row in trials.items() if row is None]:
+    readable = {
+        (row[0], row[1], row[5]): row for row in _scan(db, f"{columns} FROM {table}", *order)
+    }
+    # A walk stops at a damaged row, a search for one that the index names may lead past it.
+    index = "digest, key, seq FROM trials INDEXED BY trials_by_seq"
+    for name in _scan(db, index, "digest", "seq"):
         with suppress(sqlite3.Error):
             query = f"SELECT {columns} FROM {table} WHERE digest = ? AND key = ? AND seq = ?"
-            trials[name] = db.execute(query, name).fetchone()
-    return {name: trials[name] for name in whole}
+            if name not in readable and (row := db.execute(query, name).fetchone()):
+                readable[name] = row
+    # A destroyed page may read as rows without values.
+    whole = [name for name in readable if all(map(isinstance, name, (str, str, int)))]
+    return [readable[name] for name in sorted(whole)]
 
 
 def _scan(db: sqlite3.Connection, what: str, *order: str) -> Iterator[tuple[Any, ...]]:

@@ -93,7 +93,7 @@ def test_a_damaged_store_is_recovered(
     path: Path, whole: Path, damage: Callable[[Path], None], least: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """With its snapshot no row is lost; without it what can be read is saved, the rest named."""
+    """With its snapshot no row is lost; without it what can be read is saved."""
     with Store(whole, readonly=True) as store:
         identity, rows = store.identity, store.trials(DIGEST)
     damage(path)
@@ -122,13 +122,10 @@ def test_a_damaged_store_is_recovered(
     result = recover(path)
     assert result.aside == path.with_name("store.db.damaged-2")
     assert result.aside.read_bytes() == damaged
-    (saved,) = [saved for saved in result.sweeps if saved.digest == DIGEST]
+    (saved,) = [saved for saved in result.sweeps if saved.sweep.digest == DIGEST]
     with Store(path, create=False) as store:
         ended = {row.key: row for row in store.trials(DIGEST) if row.status}
         assert len(ended) == saved.ended >= least
-        if damage is not _cut:  # the index may lie in what was cut off
-            assert {*ended, *saved.lost} == {row.key for row in rows if row.status}
-        assert not {*ended} & {*saved.lost}
         for row in rows:
             expected = ended.get(row.key, row)
             assert row == expected or not expected.environment
@@ -169,8 +166,7 @@ def test_a_sweep_whose_own_row_is_lost_is_taken_up_by_its_spec(
         rows = store.trials(DIGEST)
         with pytest.raises(DamagedStore, match="the spec of sweep quick cannot be read"):
             store.find("quick")
-    (saved, _) = sorted(recover(path).sweeps, key=lambda saved: -saved.trials)
-    assert saved.nameless
+    recover(path)
     with Store(path, create=False) as store:
         assert store.find(DIGEST).kind == UNKNOWN
         assert main(["resume", "lost-ab12ab12ab12", "--store", str(path)]) == 2
