@@ -50,7 +50,7 @@ DIRECTIONS = ("forward", "forward+backward")
 ORDERS = ("topology", "given", "shuffled")
 OBJECTIVES = tuple(metric.name for metric in METRICS.values() if metric.objective)
 
-# The services that show results; one other than MLflow is a module `lab/tracking/NAME_sink.py`.
+# The services that show results.
 TRACKERS = ("mlflow", "wandb")
 _EXPERIMENT = text(rf"[^{UNPRINTABLE}\t\n]+", "1 to 250 printable characters", 250)
 _SCHEME = r"(?i:https?|wandb|sqlite|(postgresql|mysql|mssql)(\+[a-z0-9]+)?)"

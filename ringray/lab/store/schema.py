@@ -259,11 +259,10 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
     """Returns the schema of a store, 0 if it is empty; PlaceError if it cannot be used."""
     # In one query: another process may be creating it.
     query = (
-        "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master), "
-        "(SELECT min(name) FROM sqlite_master WHERE type IN ('view', 'trigger')) "
+        "SELECT user_version, application_id, (SELECT count(*) FROM sqlite_master) "
         "FROM pragma_user_version, pragma_application_id"
     )
-    version, application, objects, foreign = db.execute(query).fetchone()
+    version, application, objects = db.execute(query).fetchone()
     if objects and application != _APPLICATION_ID:
         raise PlaceError(
             f"the store {path} is a database of another program; name a ringray store or a new file"
@@ -273,9 +272,6 @@ def _version(db: sqlite3.Connection, path: Path) -> int:
             f"the store {path} was written by a newer ringray (schema {version}, this one knows "
             f"{NEWEST}); upgrade ringray, {_ELSEWHERE}"
         )
-    if foreign:  # a view may compute for ever, a trigger changes what is written
-        what = f"has a view or trigger {foreign[:40]!r}, which ringray never makes"
-        raise PlaceError(f"the store {path} {what}; name a ringray store or a new file")
     return int(version)
 
 

@@ -92,18 +92,9 @@ def ui_command(uri: str, experiment_id: str = "", run_id: str = "") -> str:
         return without_credentials(uri).rstrip("/").replace("***@", "", 1) + page
     # A command with *** in it would not work, and a password does not belong on a screen.
     place = '"$MLFLOW_TRACKING_URI"' if has_password(uri) else shlex.quote(uri)
-    command = f"{_mlflow_program()} ui --backend-store-uri {place} --host 127.0.0.1"
+    mlflow = "mlflow" if shutil.which("mlflow") else f"{shlex.quote(sys.executable)} -m mlflow"
+    command = f"{mlflow} ui --backend-store-uri {place} --host 127.0.0.1"
     return command + (f"\nthen open http://127.0.0.1:5000{page}" if page else "")
-
-
-def _mlflow_program() -> str:
-    """Returns ``mlflow`` if the shell finds the one of this environment, else its path."""
-    ours = Path(sys.executable).parent / "mlflow"
-    of_shell = shutil.which("mlflow")
-    if not ours.exists() or (of_shell and Path(of_shell).resolve() == ours.resolve()):
-        return "mlflow"
-    here = Path.cwd()
-    return shlex.quote(str(ours.relative_to(here) if ours.is_relative_to(here) else ours))
 
 
 def cannot_be_used(uri: str, why: str) -> PlaceError:
@@ -187,32 +178,24 @@ def _check_server(uri: str, seconds: float) -> None:
     from urllib.error import HTTPError
     from urllib.request import urlopen
 
-    shown, parts = without_credentials(uri), urlsplit(uri)
     try:
-        port = parts.port or 5000
-    except ValueError as error:
-        raise PlaceError(f"tracking URI {shown!r}: {reason_of(error)}; {_WAY_OUT}") from error
-    if not parts.hostname:
-        raise PlaceError(f"tracking URI {shown!r} names no host; {_WAY_OUT}")
-    netloc = parts.netloc.rpartition("@")[2]
-    health = parts._replace(netloc=netloc, path=f"{parts.path.rstrip('/')}/health", query="")
-    try:
+        parts = urlsplit(uri)
+        if not parts.hostname:
+            raise ValueError("it names no host")
+        netloc = parts.netloc.rpartition("@")[2]
+        health = parts._replace(netloc=netloc, path=f"{parts.path.rstrip('/')}/health", query="")
         urlopen(health.geturl(), timeout=seconds).close()
         return
-    except HTTPError as error:
-        if error.code < 500:  # proxies and managed servers may have no /health
-            return
-        why = f"it answers {error.code} {error.reason}"
-    except (HTTPException, ValueError) as error:
-        why = f"its answer is {str(error)[:80]!r}, not HTTP"
-    except OSError as error:
+    except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, HTTPError) and error.code < 500:
+            return  # proxies and managed servers may have no /health
         cause = getattr(error, "reason", None) or error
         if isinstance(cause, ssl.SSLCertVerificationError):
             return  # MLflow has its own settings for certificates
-        why = getattr(cause, "strerror", None) or str(cause)
+        why = reason_of(cause) if isinstance(cause, Exception) else str(cause)
     raise PlaceError(
-        f"no MLflow server answers at {shown}: {why}; start it "
-        f"(`mlflow server --host 127.0.0.1 --port {port}`) or {_WAY_OUT}"
+        f"no MLflow server answers at {without_credentials(uri)}: {why[:200]}; "
+        f"start it (`mlflow server`) or {_WAY_OUT}"
     )
 
 

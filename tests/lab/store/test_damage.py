@@ -191,25 +191,6 @@ def test_what_only_the_log_holds_is_saved(tmp_path: Path) -> None:
     assert (tmp_path / "store.db.damaged-wal").stat().st_size > 0
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "CREATE VIEW other AS SELECT * FROM trials",
-        "CREATE TRIGGER other AFTER UPDATE ON sweeps BEGIN DELETE FROM trials; END",
-    ],
-)
-def test_a_view_or_a_trigger_is_refused(
-    path: Path, change: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A view could compute for ever, a trigger change what is written."""
-    _change(path, change)
-    before = path.read_bytes()
-    for words in (["list"], ["resume", "quick"], ["recover"]):
-        assert main([*words, "--store", str(path)]) == 2
-        assert "has a view or trigger 'other', which ringray" in capsys.readouterr().err
-    assert path.read_bytes() == before
-
-
 def test_what_recover_leaves_alone(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     used = pytest.raises(PlaceError, match=r"is used by process .*; end that process first")
     with Store(path) as store, store.lease(DIGEST), used:

@@ -177,7 +177,6 @@ def test_a_place_that_cannot_be_used_is_named_at_once(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     for uri, why in {
         f"http://u:hush@127.0.0.1:{port}": "no MLflow server answers at .*refused.*start",
-        "http://127.0.0.1:99999": "Port out of range",
         "http://": "names no host",
         "sqlite://": "names no file: expected sqlite:///PATH",
         "sqlite:///:memory:": "names no file",
