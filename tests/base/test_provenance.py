@@ -91,15 +91,6 @@ def test_git_names_the_commit_of_our_checkout(
     assert provenance.git_state() == {"commit": commit, "dirty": True}
 
 
-def test_a_package_below_someone_elses_checkout_has_no_commit(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _git(checkout, "init", "-q")
-    installed = checkout / "lib" / "site-packages" / "ringray"
-    monkeypatch.setattr(provenance, "_PACKAGE", installed)
-    assert provenance.git_state() is None
-
-
 @pytest.mark.parametrize("broken", [None, "nvmlInit", "nvmlDeviceGetName"])
 def test_gpus_are_named_by_the_driver(broken: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broken one means that there is none."""

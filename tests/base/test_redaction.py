@@ -10,9 +10,7 @@ import pytest
 
 from ringray.base import redaction
 from ringray.lab.cli import main
-from ringray.lab.driver.events import Note
 from ringray.lab.report import tables
-from ringray.lab.report.live import PlainLines
 from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.tracking.mlflow_record import files, note, results_csv, trial_tags
@@ -149,13 +147,6 @@ def test_a_fault_of_ours_is_told_without_secrets(
     assert "report it" in said
     assert SECRET not in said
     assert TOKEN not in said
-
-
-def test_live_lines_are_clean() -> None:
-    out = io.StringIO()
-    PlainLines(out).take(Note(f"connecting to ray://u:{SECRET}@h {CODES}"))
-    assert "connecting to ray://***@h" in out.getvalue()
-    assert "\x1b" not in out.getvalue()
 
 
 def test_a_password_in_a_spec_goes_no_further_than_the_store(

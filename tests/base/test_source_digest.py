@@ -83,15 +83,3 @@ def test_what_is_listed_exists_and_holds_every_kind_and_backend() -> None:
 )
 def test_the_syntax_counts_and_nothing_else(source: str, other: str, same: bool) -> None:
     assert (syntax(source.encode()) == syntax(other.encode())) == same
-
-
-def test_the_code_digest_sees_names_and_contents(tmp_path: Path) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    digests = []
-    for name, content in (("a.py", "x"), ("a.py", "y"), ("b.py", ""), ("c.txt", "")):
-        (package / name).write_text(content)
-        digests.append(code_digest([package]))
-    assert len(set(digests)) == 3
-    assert digests[2] == digests[3]
-    assert code_digest([]) != digests[0]

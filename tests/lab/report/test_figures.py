@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -157,12 +155,3 @@ def test_curves_are_thinned_and_end_where_the_training_ended() -> None:
     assert drawn is not None
     names = [record["strategy"] for record in records(drawn)]
     assert list(dict.fromkeys(names)) == ["1024", "512"], "the least loss first"
-
-
-def test_neither_a_plan_nor_the_figures_import_altair() -> None:
-    code = (
-        "import sys, ringray, ringray.lab.plan.plan, ringray.lab.report.figures\n"
-        "import ringray.lab.tracking.mlflow_record\n"
-        "sys.exit('altair' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import threading
 import time
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from ringray.lab.driver.events import SweepStarted, TrialEnded, TrialStarted
 from ringray.lab.report import board as board_module
 from ringray.lab.report import live
-from ringray.lab.report.board import Board, RunningTrial, trial_line
+from ringray.lab.report.board import Board, trial_line
 from ringray.lab.trial.outcome import Outcome
 from tests.support.report_rows import (
     INFO,
@@ -103,15 +102,6 @@ def test_the_live_table_shows_what_runs_and_what_was_found(
         assert re.search(r"0\.161[ |]+4\.00[ |]+1\.50", text)
 
 
-@pytest.mark.parametrize(("ratio", "full"), [(0.0, 0), (0.9, 4.5), (1.0, 5), (2.0, 10), (9.0, 10)])
-def test_the_bar_is_half_full_where_both_are_equally_fast(ratio: float, full: float) -> None:
-    made = planned()
-    board = Board(made, {})
-    board.end(made.trials[0], outcome(13.0 * ratio))
-    line = printed(live.render(board, 30, console())).splitlines()[4]
-    assert line.count("━") + line.count("╸") / 2 == full
-
-
 def test_more_rows_than_the_terminal_has_scroll_with_what_runs() -> None:
     made = planned()
     board = Board(made, {})
@@ -123,18 +113,6 @@ def test_more_rows_than_the_terminal_has_scroll_with_what_runs() -> None:
         assert sum("measuring" in line for line in rows) == 1
         assert "(11 rows not shown)" in text
         board.end(made.trials[at], outcome())
-
-
-def test_correctness_shows_errors() -> None:
-    made = planned(
-        TEXT.replace("kind: latency", "kind: correctness") + "measure: {baseline: null}\n"
-    )
-    board = Board(made, {})
-    board.end(made.trials[0], Outcome("ok", None, {"error_out": 0.25, "error_dq": 0.5}))
-    text = printed(live.render(board, 30, console()))
-    assert "worst error" in text
-    assert "0.500" in text
-    assert "vs " not in text
 
 
 def test_a_terminal_gets_a_table_and_is_left_clean() -> None:
@@ -160,27 +138,6 @@ def test_plain_lines_say_what_runs_in_silence(monkeypatch: pytest.MonkeyPatch) -
     said = file.getvalue()
     time.sleep(0.1)
     assert file.getvalue() == said
-
-
-def test_the_live_table_moves_while_a_trial_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "REFRESH_HZ", 50)
-    made, drawn = planned(), threading.Semaphore(0)
-    monkeypatch.setattr(live, "render", lambda *_: drawn.release() or "")
-    view = live.LiveTable(console())
-    view.take(SweepStarted(made, INFO, {}))
-    view.take(TrialStarted(made.trials[0], 1))
-    try:
-        for _ in range(3):
-            assert drawn.acquire(timeout=600)
-    finally:
-        view.close()
-
-
-def test_a_row_says_for_how_long_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = Board(planned(), {})
-    board.start(board.plan.trials[0], 1)
-    monkeypatch.setattr(RunningTrial, "took_s", 41.2)
-    assert "measuring 41 s" in printed(live.render(board, 30, console()))
 
 
 def test_trials_side_by_side_have_times_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

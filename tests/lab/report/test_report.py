@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from ringray.lab.plan import plan
-from ringray.lab.report import replicas, tables, verdict, words
+from ringray.lab.report import replicas, tables, verdict
 from ringray.lab.report.board import Board
 from ringray.lab.trial.outcome import Outcome, TrialRow
 from tests.support.report_rows import (
@@ -18,27 +18,8 @@ from tests.support.report_rows import (
     console,
     outcome,
     planned,
-    printed,
     row,
 )
-
-# Words
-
-
-def test_a_label_names_what_does_not_explain_itself() -> None:
-    config = planned().trials[0].config.as_dict() | {"window": 17, "documents": [3, 4]}
-    fields = ("ring_size", "partition", "seq_len", "causal", "window", "documents", "direction")
-    assert words.label(config, fields) == ("ring2 contiguous 2048 causal window17 docs2 forward")
-    assert words.label(config | {"window": None, "causal": False}, ("causal", "window")) == (
-        "full no-window"
-    )
-    sides = config | {"window": [3, None], "chunk": 64}
-    assert words.label(sides, ("window", "chunk", "prefix")) == "window-3: chunk64 no-prefix"
-    some = sides | {"global_tokens": 4}
-    assert words.label(some, ("chunk", "global_tokens")) == "chunk64 global4"
-    assert words.label(sides, ("chunk", "global_tokens")) == "chunk64 no-global"
-    assert (words.value("window", [3, 5]), words.value("chunk", None)) == ("3:5", "no")
-
 
 # The board
 
@@ -145,15 +126,6 @@ def test_a_narrow_terminal_keeps_what_matters(width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
     if width >= 80:
         assert re.search(r"zigzag +2048 +fwd +ok +12\.0 .* 0\.92", text)
-
-
-def test_a_field_that_some_points_leave_out_is_in_the_table_of_the_plan() -> None:
-    head = "version: 1\nname: m\nkind: latency\n"
-    masks = "causal: [true, false], window: [null, {left: 3}], chunk: [null, 7]"
-    made = planned(f"{head}problem: {{seq_len: 64, {masks}}}\n")
-    text = printed(tables.plan_table(made.runnable))
-    assert re.search(r"1 +yes +no +no ", text)
-    assert re.search(r"8 +no +3: +7 ", text)
 
 
 def test_a_pipe_gets_whole_lines() -> None:

@@ -262,13 +262,3 @@ def test_a_driver_that_lost_its_lease_records_no_more(store: Store) -> None:
             store.finish(DIGEST, "complete")
     assert store.trials(DIGEST)[0].status is None
     assert _left(store, "far").exists(), "it is the other driver's"
-
-
-def test_the_light_modules_import_nothing_heavy(start: Start) -> None:
-    code = """
-        import sys
-        import ringray.base.provenance, ringray.lab.store.store, ringray.lab.tracking.tracker
-        heavy = {"torch", "ray", "mlflow", "triton", "numpy", "pandas", "pydantic"}
-        print(sorted(heavy & set(sys.modules)))
-        """
-    assert start(code).output.read() == b"[]\n"

@@ -183,19 +183,6 @@ def test_places_that_cannot_be_used(tmp_path: Path) -> None:
             store.begin(sweep(), [])
 
 
-def test_another_process_that_holds_the_lock(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store._db.execute("PRAGMA busy_timeout = 50")
-    holder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
-    holder.execute("BEGIN IMMEDIATE")
-    with pytest.raises(PlaceError, match=r"store.db is locked by another process"):
-        store.begin(sweep(), [trial(0)])
-    holder.execute("ROLLBACK")
-    holder.close()
-    store.begin(sweep(), [trial(0)])
-
-
 def test_a_full_disk_leaves_nothing_half_recorded(store: Store) -> None:
     store.begin(sweep(), [trial(0)])
     pages = store._db.execute("PRAGMA page_count").fetchone()[0]

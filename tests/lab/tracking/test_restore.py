@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from ringray.base.errors import UserError
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive
 from ringray.lab.tracking import location as place
-from ringray.lab.tracking.restore import Restored, fetched, read_run, rebuild, restore
+from ringray.lab.tracking.restore import Restored, read_run, rebuild
 from ringray.lab.trial.outcome import UNKNOWN, Outcome, SweepInfo
 from tests.support.tracking_store import (
     DIGEST,
@@ -169,14 +168,3 @@ def test_what_is_not_there_is_said(measured: Store, tmp_path: Path) -> None:
     # Its tracker or a sync puts that right.
     _project(measured)
     assert _rebuilt(path, "quick").added == 7
-
-
-def test_by_address(measured: Store, tmp_path: Path) -> None:
-    before = dict(os.environ)
-    path = tmp_path / "new.db"
-    Store(path).close()
-    assert restore(path, "quick", None) == Restored(DIGEST, "quick", 7, 0, 1)
-    assert fetched(_parent()) == read_run(client(), _parent())
-    with pytest.raises(UserError, match="not found"):
-        fetched("0" * 32)
-    assert dict(os.environ) == before
