@@ -7,6 +7,7 @@ neither there nor in ``LOCAL`` fails a test.
 
 from __future__ import annotations
 
+import math
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 import ringray
 import ringray.nn
@@ -139,6 +142,7 @@ def unsharding() -> Collective:
     run = partial(ringray.unshard, dim=1)
     wrong: Calls = {
         "dim: got 3": partial(ringray.unshard, x, dim=3),
+        "of layout": lambda: run(distributed(x)),
         "dim: got 4": lambda: compiled(lambda x: ringray.unshard(x, dim=4), x),
         "partition: got 'zag'": partial(run, x, partition="zag"),
         "plain, dense": partial(run, x.to_sparse()),
@@ -154,6 +158,9 @@ def unsharding() -> Collective:
         "shape: ": partial(run, x[..., :2]),
         "requires_grad: ": partial(run, x.clone().requires_grad_()),
         "gradients: ": partial(run, x, gradients="mean"),
+        "rows_per_rank: ": partial(run, x[:, :2]),
+        "seq_len: ": partial(run, x, seq_len=3 * ROWS - 1),
+        "partition: ": partial(run, x, partition="striped"),
     }
     return Collective(partial(run, x), wrong, other)
 
@@ -167,26 +174,84 @@ def backward_of_unshard() -> Collective:
     return Collective(run, {"rank is broken": partial(run, "contiguous")}, {})
 
 
+def distributed(x: Tensor) -> Tensor:
+    mesh = DeviceMesh("cpu", [dist.get_rank()], _init_backend=False)
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+
+
 def attention() -> Collective:
     x = torch.randn(1, 2, ROWS, HIDDEN)
     run = ringray.ring_attention
+    asked = partial(run, x, x, x)
     wrong: Calls = {
+        "q: got int, expected a tensor": partial(run, 3, x, x),  # type: ignore[arg-type]
         "q: got torch.int32": partial(run, x.int(), x.int(), x.int()),
+        "k: got torch.float16": partial(run, x, x.half(), x),
         "k: got 3 rows": partial(run, x, x[:, :, 1:], x[:, :, 1:]),
-        "window: got -1": partial(run, x, x, x, window=-1),
-        "unexpected keyword 'cause'": partial(run, x, x, x, cause=True),  # type: ignore[call-arg]
+        "layout torch.sparse": partial(run, x.to_sparse(), x, x),
+        "expected a plain, dense": lambda: run(distributed(x), x, x),
+        "no backend computes|tensors on meta": partial(run, *[x.to("meta")] * 3),
+        "window: got -1": partial(asked, window=-1),
+        "window: got True": partial(compiled, lambda x: run(x, x, x, window=True), x),
+        "transport: got 'rings'": partial(compiled, lambda x: run(x, x, x, transport="rings"), x),
+        "backend: got 'atn'": partial(asked, backend="atn"),
+        "'aten' takes None or": partial(asked, blocks=ringray.Blocks()),
+        "quantize: got 'fp4'": partial(asked, quantize="fp4"),
+        "'fp8' where gradients are needed": partial(
+            run, x.clone().requires_grad_(), x, x, quantize="fp8"
+        ),
+        "cu_seqlens: ": partial(asked, cu_seqlens=torch.tensor([0, 3])),
+        "sinks: got": partial(asked, sinks=torch.zeros(1)),
+        "alibi_slopes: got nan": partial(asked, alibi_slopes=[math.nan] * 2),
+        "attn_bias: got .* expected None or a": partial(asked, attn_bias=torch.zeros(1, 2, 4, 11)),
+        "ringray calls it causal": partial(asked, is_causal=True),
+        "unexpected keyword 'cause'": partial(asked, cause=True),
         "missing 1 required .*'v'": partial(run, x, x),
         "a FakeTensor|FakeTensors": partial(faked, lambda x: run(x, x, x), x),
+        "a transform of": lambda: torch.func.grad(lambda x: run(x, x, x).sum())(x),
+        "of torch.func or": partial(in_vmap, lambda x: run(x, x, x), x),
+        "or forward-mode AD": partial(torch.func.jvp, lambda x: run(x, x, x), (x,), (x,)),
+        "inference mode": partial(run, inferred(x), x.clone().requires_grad_(), x),
         "rank is broken": partial(
             while_broken, ringray.attention.arguments, "Layout", lambda: run(x, x, x, scale=0.5)
         ),
     }
-    other: Calls = {
-        "seq_len: ": partial(run, x, x, x, seq_len=7),
-        "dtype: ": partial(run, x.double().half(), x.half(), x.half()),
+    return Collective(asked, wrong, other_attention(x))
+
+
+def inferred(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
+def other_attention(x: Tensor) -> Calls:
+    """A call that differs in each value on which ranks agree."""
+    run = ringray.ring_attention
+    options: dict[str, dict[str, Any]] = {
+        "seq_len": {"seq_len": 7}, "causal": {"causal": False}, "window": {"window": 3},
+        "chunk": {"chunk": 3}, "prefix": {"prefix": 3},
+        "global_tokens": {"window": 3, "global_tokens": 2},
+        "shared_prefix": {"window": 3, "shared_prefix": 2},
+        "cu_seqlens": {"cu_seqlens": [0, 3, 12]}, "scale": {"scale": 0.3},
+        "softcap": {"softcap": 5.0}, "sinks": {"sinks": torch.zeros(2)},
+        "alibi_slopes": {"alibi_slopes": [0.5] * 2},
+        "distance_bias": {"distance_bias": torch.zeros(2, 3)},
+        "attn_bias": {"attn_bias": torch.zeros(1, 2, 4, 12)}, "quantized": {"quantize": "fp8"},
+        "dropout_seed": {"dropout_p": 0.5, "dropout_seed": 3},
+        "partition": {"partition": "striped"}, "transport": {"transport": "bidirectional"},
+        "backward": {"backward": "query-side"}, "backend": {"backend": "reference"},
+        "blocks": {"blocks": 64},
+    }  # fmt: skip
+    tensors = {
+        "batch": [x.repeat(2, 1, 1, 1)] * 3, "heads": [x.repeat(1, 2, 1, 1)] * 3,
+        "head_dim": [x[..., :8]] * 3, "value_dim": [x, x, x[..., :8]], "dtype": [x.half()] * 3,
+        "requires_grad": [x.clone().requires_grad_(), x, x],
+    }  # fmt: skip
+    return {
+        **{f"{name}: ": partial(run, x, x, x, **more) for name, more in options.items()},
+        **{f" {name}: ": partial(run, *changed) for name, changed in tensors.items()},
         "disagree about what they do": partial(ringray.unshard, x, dim=2),
     }
-    return Collective(partial(run, x, x, x), wrong, other)
 
 
 def module() -> Collective:
@@ -198,6 +263,7 @@ def module() -> Collective:
         r"x: got shape \(1, 4, 15\)": partial(run, x[..., 1:]),
         "seq_len: ": partial(run, x, seq_len=3),
         "seq_len: got": partial(compiled, partial(run, seq_len=-5), x),
+        "cu_seqlens: expected boundaries": partial(run, x, cu_seqlens=torch.tensor([0, 3])),
         "rank is broken": partial(hooked, x),
     }
     chunked = ringray.ContextParallelAttention(HIDDEN, 2, chunk=2)
@@ -214,14 +280,46 @@ def decoding() -> Collective:
         return cache
 
     run = ringray.ring_decode
+    three = torch.randn(1, 2, 3, HIDDEN)
     wrong: Calls = {
         "q: got torch.int32": lambda: run(x.int(), filled()),
+        "q: got .*bfloat16|k: got .*float32": lambda: run(x.bfloat16(), filled()),
+        "q: got 3 tokens, expected at most the 1": lambda: run(three, filled()),
+        "q: got shape .*expected batch 1 and head dim 16": lambda: run(x[..., :4], filled()),
+        "q: got a tensor that requires a gradient": lambda: run(
+            x.clone().requires_grad_(), filled()
+        ),
         "expected a ShardedKV": lambda: run(x, x),  # type: ignore[arg-type]
         "window: got -1": lambda: run(x, filled(), window=-1),
+        "global_tokens: got 4 without window": lambda: run(x, filled(), global_tokens=4),
+        "softcap: got 0": lambda: run(x, filled(), softcap=0),
+        "keyword 'alibi_slopes'; .* no scores are biased": lambda: run(
+            x, filled(), alibi_slopes=[1.0]
+        ),
         "capacity: got 0": lambda: filled(capacity=0),
+        "capacity: got 3 tokens beyond 1, expected at most 1": lambda: filled(capacity=2).append(
+            three, three
+        ),
+        "position: got 7, expected 1": lambda: filled().append(x, x, position=7),
+        "v: got .*expected .1, 2, 1, 16": lambda: filled().append(x, three),
         "expected .* as the cache holds": lambda: filled().append(x.half(), x),
     }
-    other: Calls = {"capacity: ": lambda: run(x, filled(capacity=9))}
+
+    def longer() -> ringray.ShardedKV:
+        cache = filled()
+        cache.append(x, x)
+        return cache
+
+    other: Calls = {
+        "capacity: ": lambda: run(x, filled(capacity=9)),
+        "length: ": lambda: run(x, longer()),
+        "new_tokens: ": lambda: run(x.repeat(1, 1, 2, 1), longer()),
+        "heads: ": lambda: run(x.repeat(1, 2, 1, 1), filled()),
+        "scale: ": lambda: run(x, filled(), scale=2.0),
+        "window: ": lambda: run(x, filled(), window=3),
+        "global_tokens: ": lambda: run(x, filled(), window=3, global_tokens=2),
+        "backend: ": lambda: run(x, filled(), backend="reference"),
+    }
     return Collective(lambda: run(x, filled()), wrong, other)
 
 
@@ -232,8 +330,17 @@ def routing() -> Collective:
         with ringray.context_parallel(**options):
             return call() if call else F.scaled_dot_product_attention(x, x, x)
 
+    def attended(*args: Any, **options: Any) -> Any:
+        return run(partial(F.scaled_dot_product_attention, *args, **options))
+
+    few = x[:, :, :2]
     wrong: Calls = {
         "partition: got 'zag'": partial(run, partition="zag"),
+        "got attn_mask, expected none": partial(attended, x, x, x, torch.ones(ROWS, ROWS).bool()),
+        "dropout_p: got 1.0": partial(attended, x, x, x, dropout_p=1.0),
+        "4 query rows and 2": partial(attended, x, few, few),
+        "2 query heads and 1 key": partial(attended, x, x[:, :1], x[:, :1]),
+        r"query \(2, 4, 16\), expected": partial(attended, x[0], x[0], x[0]),
         "pad_value: got 300": partial(
             run, buffers=[torch.zeros(3).byte()], buffer_dims=[0], pad_values=300
         ),

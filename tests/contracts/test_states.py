@@ -15,28 +15,12 @@ from tests.support.ranks import on_ring
 
 @pytest.mark.parametrize("size", [*exhaustive(1), 2])
 def test_states_of_torch_change_no_result(size: int) -> None:
-    on_ring(
-        size,
-        (
-            checks.functions_in_states,
-            checks.caches_in_states,
-            checks.transforms_are_refused,
-        ),
-    )
-
-
-def test_a_rank_without_keys_in_every_state() -> None:
-    on_ring(3, (partial(checks.functions_in_states, only="ring_decode"),))
+    on_ring(size, (checks.functions_in_states, checks.caches_in_states, checks.checkpointed))
 
 
 @pytest.mark.parametrize("size", exhaustive(2, 3))
 def test_500_random_rings_in_states(size: int) -> None:
     on_ring(size, (partial(checks.random_rings_in_states, seed=20261127, count=250),))
-
-
-@pytest.mark.parametrize("size", [*exhaustive(1), 2])
-def test_selective_checkpoints_change_no_gradient(size: int) -> None:
-    on_ring(size, (checks.checkpointed,))
 
 
 def test_every_public_function_is_listed() -> None:

@@ -53,25 +53,19 @@ def names(size: int) -> tuple[str, ...]:
 
 
 def cases(size: int, mask: dict[str, Any] | None = None) -> Iterator[Case]:
-    """All transports × partitions with one mask, every way back and every dtype; or with two masks
-    each, where masks, ways back and dtypes take turns."""
+    """All transports × partitions with one mask, every way back and every dtype; or once each,
+    where masks, ways back and dtypes take turns."""
     heads, kv_heads = HEADS[size]
     strategies = [*itertools.product(PARTITIONS, names(size))]
     if mask is not None:
-        for strategy, backward, dtype in itertools.product(strategies, BACKWARDS[1:], DTYPES):
-            yield Case(
-                strategy[0], dtype, transport=strategy[1], backward=backward, heads=heads,
-                kv_heads=kv_heads, **mask,
-            )  # fmt: skip
-        return
-    masks = ring_truth.MASKS
-    for turn, (partition, name) in enumerate(strategies * 2):
-        # Another one with a mask, or a transport, each time.
-        dtype = DTYPES[(turn + turn // len(masks)) % 3]
-        backward = BACKWARDS[(turn + turn // len(strategies)) % 4]
+        every = itertools.product(strategies, BACKWARDS[1:], DTYPES, [mask])
+    else:
+        turns = (itertools.cycle(some) for some in (BACKWARDS, DTYPES, ring_truth.MASKS))
+        every = zip(strategies, *turns, strict=False)  # type: ignore[assignment]
+    for (partition, name), backward, dtype, seen in every:
         yield Case(
             partition, dtype, transport=name, backward=backward, heads=heads, kv_heads=kv_heads,
-            **masks[turn % len(masks)],
+            **seen,
         )  # fmt: skip
 
 
@@ -87,15 +81,9 @@ def planned(case: Case, size: int, *, backward: bool, **more: Any) -> cost_model
     )  # fmt: skip
     prefix = (case.prefix,) if isinstance(case.prefix, int) else case.prefix
     mask = Mask(
-        case.seq_len,
-        case.causal,
-        case.window,
-        case.cu,
-        case.chunk,
-        prefix,
-        case.global_tokens,
+        case.seq_len, case.causal, case.window, case.cu, case.chunk, prefix, case.global_tokens,
         case.shared_prefix,
-    )
+    )  # fmt: skip
     vars(config.problem)["mask"] = mask  # a spec has one prefix for all documents
     return cost_model.predict(config, hardware.cpu(2))
 
@@ -132,24 +120,22 @@ def exact(rank: int, size: int, mask: dict[str, Any] | None = None) -> None:
 
 def repeatable(rank: int, size: int) -> None:
     """Two runs are bitwise equal, and nothing depends on what padding holds."""
-    for at, name in enumerate(names(size)):
-        backwards = BACKWARDS[1:] if not name.startswith("allgather") else ("planned",)
-        for backward in backwards:
-            case = Case(
-                list(PARTITIONS)[at % 4], torch.bfloat16, causal=False, transport=name,
-                backward=backward, heads=HEADS[size][0], kv_heads=HEADS[size][1],
-            )  # fmt: skip
-            if not walkable(case, size):
-                continue
-            a, b, c = case.run(), case.run(), case.run(3.0)
-            for tensor in a:
-                assert torch.equal(a[tensor], b[tensor]), f"{case}: {tensor} differs between runs"
-                assert torch.equal(a[tensor], c[tensor]), f"{case}: {tensor} depends on padding"
+    ways = [("ring", backward) for backward in BACKWARDS[1:]]
+    ways += [(name, "auto") for name in names(size)]
+    for (name, backward), partition in zip(ways, itertools.cycle(PARTITIONS), strict=False):
+        case = Case(
+            partition, torch.bfloat16, causal=False, transport=name, backward=backward,
+            heads=HEADS[size][0], kv_heads=HEADS[size][1],
+        )  # fmt: skip
+        a, b, c = case.run(), case.run(), case.run(3.0)
+        for tensor in a:
+            assert torch.equal(a[tensor], b[tensor]), f"{case}: {tensor} differs between runs"
+            assert torch.equal(a[tensor], c[tensor]), f"{case}: {tensor} depends on padding"
 
 
 def traffic(rank: int, size: int) -> None:
-    """Bytes and tensors sent, forward and backward, are the planner's; with two masks each."""
-    for turn, (name, partition) in enumerate([*itertools.product(names(size), PARTITIONS)] * 2):
+    """Bytes and tensors sent, forward and backward, are the planner's; masks take turns."""
+    for turn, (name, partition) in enumerate(itertools.product(names(size), PARTITIONS)):
         case = Case(
             partition, DTYPES[turn % 2], transport=name, backward=BACKWARDS[(turn + turn // 4) % 4],
             heads=HEADS[size][0], kv_heads=HEADS[size][1], value_dim=(None, 24, 8)[turn % 3],
@@ -222,15 +208,6 @@ def refusals(rank: int, size: int) -> None:
         q, k, v, _ = case.shards()
         with pytest.raises(ValueError, match=says):
             ringray.ring_attention(q, k, v, **case.arguments)
-    # Ranks that chose differently learn it.
-    case = Case("zigzag", seq_len=8 * size, causal=False, heads=HEADS[size][0])
-    q, k, v, _ = case.shards()
-    for option, one, other in (
-        ("transport", "ring", "bidirectional"), ("backward", "planned", "query-side"),
-    ):  # fmt: skip
-        mine = {**case.arguments, option: other if rank == size - 1 else one}
-        with pytest.raises(ValueError, match=f"ranks disagree about the problem: {option}"):
-            ringray.ring_attention(q, k, v, **mine)
 
 
 EVERY = (exact, repeatable, traffic, refusals)

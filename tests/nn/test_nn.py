@@ -16,8 +16,8 @@ from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 EVERY = (
-    checks.module_is_exact, checks.module_refuses_on_every_rank, checks.loss_is_global,
-    checks.trains_alike, checks.checkpointing_changes_nothing, checks.ddp, checks.fsdp,
+    checks.module_is_exact, checks.loss_is_global, checks.checkpointing_changes_nothing,
+    checks.ddp, checks.fsdp,
 )  # fmt: skip
 
 

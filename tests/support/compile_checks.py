@@ -158,28 +158,6 @@ def reverse_keeps_what_it_needs(rank: int, size: int) -> None:
             same_bits(got, want, case)
 
 
-def one_rank_is_wrong(rank: int, size: int) -> None:
-    """A mistake on one rank is told on all, compiled as well, and the ring works afterwards."""
-    q, k, v, *_ = testing.make_inputs(1, 4, 2, 8, 16, torch.float32, seed=0)
-    last = rank == size - 1
-    wrong: tuple[tuple[dict[str, Any], str], ...] = (
-        ({"transport": "rings"}, "transport: got 'rings'"),
-        ({"window": True}, "window: got True"),
-        ({"blocks": "many"}, "blocks: got 'many'"),
-        ({"window": 3}, "ranks disagree about the problem: window"),
-    )
-    for arguments, says in wrong:
-        told = ""
-        try:
-            compiled(ringray.ring_attention)(q, k, v, **(arguments if last else {}))
-        except ValueError as error:
-            told = str(error)
-        if not last and "disagree" not in says:
-            says = "were refused"
-        assert says in told, (says, told)
-    assert torch.equal(compiled(ringray.ring_attention)(q, k, v), ringray.ring_attention(q, k, v))
-
-
 def modes(rank: int, size: int) -> None:
     """Without gradients, under autocast, at other lengths, and with one eager rank among others."""
     torch._dynamo.reset()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import Any
 
 import torch
@@ -93,29 +92,6 @@ def _run(
     }
 
 
-def module_refuses_on_every_rank(rank: int, size: int) -> None:
-    """A mistake on one rank is told on all, and the ring works afterwards."""
-    module = ringray.ContextParallelAttention(HIDDEN, 4)
-    x = torch.randn(1, 16, HIDDEN)
-    wrong: tuple[tuple[Tensor, dict[str, Any], str], ...] = (
-        (x[..., :-1], {}, rf"x: got shape \(1, 16, {HIDDEN - 1}\), expected"),
-        (x, {"seq_len": 3}, "seq_len: .* deals 3 tokens as"),
-        (x, {"cu_seqlens": torch.tensor([0, 3])}, "cu_seqlens: expected boundaries"),
-        (x.double(), {}, "dtype"),  # the projection's own error
-    )
-    for given, where, says in wrong:
-        last = rank == size - 1
-        told: Exception | None = None
-        try:
-            module(given, **where) if last else module(x)
-        except (ValueError, RuntimeError) as error:
-            told = error
-        expected = says if last else "were refused"
-        assert told is not None, says
-        assert re.search(expected, str(told)), told
-        module(x)
-
-
 def loss_is_global(rank: int, size: int) -> None:
     """The mean over every token that counts, wherever it is; each rank has its part of dlogits."""
     rng = torch.Generator().manual_seed(3)
@@ -147,18 +123,6 @@ def loss_is_global(rank: int, size: int) -> None:
                 assert (mine.grad == 0).all()
 
 
-def trains_alike(rank: int, size: int) -> None:
-    """The same loss curve at each ring size, with packed documents and uneven labels."""
-    for partition, window in (("zigzag", None), ("contiguous", 9)):
-        model = Decoder(partition=partition, window=window)
-        want = trainer_alone(model)
-        want.partition = partition
-        got = Trainer(model, partition=partition, after_backward=sum_gradients)
-        theirs, mine = want.curve(), got.curve()
-        torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
-        assert mine[-1] < mine[0]
-
-
 def checkpointing_changes_nothing(rank: int, size: int) -> None:
     """Recomputed layers give the same bits, and do not send again where attention is kept."""
     ways: list[Any] = [None, {}, {"context_fn": keep_attention}]
@@ -186,15 +150,13 @@ def ddp(rank: int, size: int) -> None:
 
 
 def fsdp(rank: int, size: int) -> None:
-    """Parameters sharded over the ring's own ranks; several steps."""
+    """Parameters sharded over the ring's own ranks."""
     model = Decoder(checkpointed={})
     want = trainer_alone(model)
     mesh = init_device_mesh("cpu", (size,), mesh_dim_names=("ring",))
     got = Trainer(_sharded(model, mesh), gradients="mean")
     torch.testing.assert_close(got.backward(), want.backward())
     same_gradients(got.model, want.model)
-    _zero(got.model, want.model)
-    torch.testing.assert_close(got.curve(), want.curve(), atol=1e-5, rtol=1e-5)
 
 
 def fsdp_of_rings(rank: int, size: int) -> None:
@@ -210,8 +172,6 @@ def fsdp_of_rings(rank: int, size: int) -> None:
         got = Trainer(_sharded(model, mesh), text, group=ring, gradients="mean")
         torch.testing.assert_close(got.backward(), want.backward())
         same_gradients(got.model, want.model)
-        _zero(got.model, want.model)
-        torch.testing.assert_close(got.curve(3), want.curve(3), atol=1e-5, rtol=1e-5)
 
 
 def _sharded(model: Decoder, mesh: Any) -> nn.Module:
@@ -219,8 +179,3 @@ def _sharded(model: Decoder, mesh: Any) -> nn.Module:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return model
-
-
-def _zero(*models: nn.Module) -> None:
-    for model in models:
-        model.zero_grad()

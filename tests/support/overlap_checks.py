@@ -24,8 +24,6 @@ EXCHANGES = ("heads to rows", "rows to heads")  # hops that have nothing to hide
 
 def transfers_run_beside_computation(rank: int, size: int) -> None:
     """Every transport and way back: no step waits for its transfers before it has computed."""
-    if size == 1:
-        return
     heads = 2 * size
     for name in transport.TRANSPORTS:
         for backward in walk.BACKWARDS if name in ("ring", "bidirectional") else ("auto",):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from torch.nn.functional import pad
 
@@ -127,25 +126,3 @@ def compiled(rank: int, size: int) -> None:
         out = function(*leaves[:3], attn_bias=leaves[3], window=5)
         results.append([out, *torch.autograd.grad([out], leaves, dout)])
     assert all(torch.equal(eager, traced) for eager, traced in zip(*results, strict=True))
-
-
-def refused(rank: int, size: int) -> None:
-    """On every rank where one has another bias, or none can have one."""
-    q, k, v, _ = (ringray.shard(x, dim=2) for x in problem(8 * size))
-    bias = torch.zeros(1, 4, q.shape[2], 8 * size)
-    for wrong, says in (
-        (bias[..., :-1], "attn_bias: got .* expected None or a tensor|refused"),
-        (bias[:, :1], "disagree about the problem: .*attn_bias"),
-        (bias.half(), "attn_bias: got torch.float16|refused"),
-        (bias.to("meta"), "attn_bias: got .* on meta|refused"),
-        (None, "disagree about the problem: .*attn_bias"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            ringray.ring_attention(q, k, v, attn_bias=wrong if rank == 0 else bias)
-    for arguments, says in (
-        ({"transport": "ulysses"}, "transport 'ulysses', .* with which they stay: ring, bid"),
-        ({"transport": "auto"}, "transport 'auto'"),
-        ({"backward": "query-side"}, "backward 'query-side', .* auto, planned or reverse"),
-    ):
-        with pytest.raises(ValueError, match=f"attn_bias: got {says}"):
-            ringray.ring_attention(q, k, v, attn_bias=bias, **arguments)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -166,32 +165,6 @@ def fsdp(rank: int, size: int) -> None:
         logits = model(ids, positions, non_reentrant)
         ringray.sharded_cross_entropy(logits, labels, gradients="mean").backward()
     same_gradients(model, plain)
-
-
-def nobody_waits_for_a_refused_rank(rank: int, size: int) -> None:
-    """A call that one rank cannot route fails on all ranks; the ring works afterwards."""
-    q = torch.randn(1, 4, 8, 16)
-    last = rank == size - 1
-    mask = torch.ones(8, 8).bool()
-    wrong: tuple[tuple[Callable[[], Any], str], ...] = (
-        (lambda: F.scaled_dot_product_attention(q, q, q, mask), "got attn_mask, expected none"),
-        (lambda: F.scaled_dot_product_attention(q, q, q, dropout_p=1.0), "dropout_p: got 1.0"),
-        (lambda: F.scaled_dot_product_attention(q, q[:, :, :4], q[:, :, :4]), "8 query rows and 4"),
-        (lambda: F.scaled_dot_product_attention(q, q[:, :2], q[:, :2]), "4 query heads and 2 key"),
-        (lambda: F.scaled_dot_product_attention(q[0], q[0], q[0]), r"query \(4, 8, 16\), expected"),
-    )
-    for call, says in wrong:
-        told = ""
-        with ringray.context_parallel():
-            try:
-                if last:
-                    call()
-                else:
-                    F.scaled_dot_product_attention(q, q, q)
-            except ValueError as error:
-                told = str(error)
-            assert re.search(says if last else "were refused", told), (says, told)
-            F.scaled_dot_product_attention(q, q, q)
 
 
 def buffers_are_dealt(rank: int, size: int) -> None:
