@@ -19,12 +19,14 @@ from ringray_kernels.api import backward, forward
 from ringray_kernels.backends import BLOCKS
 from ringray_kernels.checks import DTYPES
 from tests.support.backend_problems import (
+    LAYOUTS,
     MASKS,
     Problem,
     able,
     check,
     compute,
     interpreted,
+    layouts,
     shared_heads,
 )
 from tests.support.exhaustive import exhaustive
@@ -125,25 +127,7 @@ def test_hops_are_merged_into_attention_over_all_keys(backend: str, case: tuple[
             check(problem, result, f"{len(parts)} parts, out {with_out}")
 
 
-def layouts(x: Tensor) -> dict[str, Tensor]:
-    """The same values in other strides."""
-    wide = torch.full((*x.shape[:-1], 2 * x.shape[-1]), NAN, dtype=x.dtype)
-    wide[..., ::2] = x
-    rows = torch.full((x.shape[0], x.shape[1], 2 * x.shape[2], x.shape[3]), NAN, dtype=x.dtype)
-    rows[:, :, ::2] = x
-    batches = torch.full((2 * x.shape[0], *x.shape[1:]), NAN, dtype=x.dtype)
-    batches[::2] = x
-    return {
-        "(B, S, H, D)": x.transpose(1, 2).contiguous().transpose(1, 2),
-        "(B, H, D, S)": x.transpose(2, 3).contiguous().transpose(2, 3),
-        "every other element": wide[..., ::2],
-        "every other row": rows[:, :, ::2],
-        "every other batch entry": batches[::2],
-        "(D, H, B, S)": x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
-    }
-
-
-@pytest.mark.parametrize("layout", layouts(torch.zeros(1, 1, 1, 1)))
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("chosen", [(0, 1, 2, 3), *exhaustive((0,), (1, 2), (3,))], ids=str)
 def test_any_strides(backend: str, layout: str, chosen: tuple[int, ...]) -> None:
     heads = shared_heads(backend) | {"batch": 2}  # of which every other one may be taken

@@ -1,5 +1,5 @@
 """What tests hold the loops of compiled kernels to, beyond the counts of the product: exponentials
-beside products under way, and products that are computed more than once."""
+beside products under way."""
 
 from __future__ import annotations
 
@@ -57,36 +57,3 @@ def described(loop: list[Instruction]) -> Loop:
             outside += not groups and not re.match(r"(@\S+\s+)?U", text)
     spilled, exponentials = spilled_bytes(loop, SASS.spill), count(loop, SASS.classes["ex2"])
     return Loop(len(loop), spilled, inside, exponentials, outside)
-
-
-_MMA = re.compile(
-    r"^(#\w+) = #ttg\.(?:nvidia_mma|amd_mfma)<\{.*?"
-    r"warpsPerCTA = \[(\d+), (\d+)\].*?instrShape = \[(\d+), (\d+)",
-    re.MULTILINE,
-)
-_DOT = re.compile(
-    r"= (?:tt\.dot|ttng\.warp_group_dot) .*? : (?:tensor|!ttg\.memdesc)<\d+x(\d+)x.*"
-    r"-> tensor<(\d+)x(\d+)x\w+, (#\w+)>"
-)
-
-
-def repetition(ttgir: str) -> float:
-    """Returns executed over necessary operations of the matrix products in Triton's GPU code.
-
-    Warps without a part of a tile repeat the part of others: eight warps of 16 rows cover 128 rows,
-    so they compute a tile of 64 twice. Products in tensor memory (tcgen05) are not divided among
-    warps and do not count.
-    """
-    cover = {
-        name: (int(warps_m) * int(rows), int(warps_n) * int(columns))
-        for name, warps_m, warps_n, rows, columns in _MMA.findall(ttgir)
-    }
-    needed = executed = 0
-    for depth, rows, columns, layout in _DOT.findall(ttgir):
-        if layout in cover:
-            size = int(rows) * int(columns) * int(depth)
-            needed += size
-            for extent, covered in zip((int(rows), int(columns)), cover[layout], strict=True):
-                size *= max(1, covered // extent)
-            executed += size
-    return executed / needed if needed else 1.0

@@ -160,27 +160,6 @@ FREED = "            mbarrier.arrive(v_empty.index(before), count=1)\n"
 SLEEP = "            import time; time.sleep(0.05)\n"
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (READ + FREED, FREED + SLEEP + READ),
-        (FREED, ""),
-        ("mbarrier.wait(v_empty.index(slot), ((before // STAGES) & 1) ^ 1",
-         "mbarrier.wait(v_empty.index(slot), (before // STAGES) & 1"),
-        ("warpgroup_mma_wait(1, deps=[s_next])", "warpgroup_mma_wait(2, deps=[s_next])"),
-    ],
-    ids=["freed before it was read", "never freed", "wrong phase", "not waited for"],
-)  # fmt: skip
-def test_the_model_finds_broken_protocols(
-    old: str, new: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gluon_model, "PATIENCE_S", 1.0)
-    inputs = problem("full", 256, 333, heads=1)
-    want = forward(*inputs, scale=0.2, backend="reference")
-    with pytest.raises(AssertionError):
-        check(computed(inputs, 32, 2, replace={old: new}), want)
-
-
 def differentiated(
     inputs: tuple[Any, ...], block: int, stages: int, **more: Any
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -209,11 +188,15 @@ def differentiated(
     return [(dq, want[0]), (dk, want[1]), (dv, want[2])]
 
 
+def gradients_are_right(inputs: tuple[Any, ...], **more: Any) -> None:
+    for got, want in differentiated(inputs, 32, 2, **more):
+        torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 def test_gradients(mask: str) -> None:
     for rows, keys, kv_heads in ((1, 1, 1), (130, 333, 1), (96, 96, 2)):
-        for got, want in differentiated(problem(mask, rows, keys, kv_heads=kv_heads), 32, 2):
-            torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+        gradients_are_right(problem(mask, rows, keys, kv_heads=kv_heads))
 
 
 def test_gradients_where_rows_see_nothing() -> None:
@@ -223,16 +206,14 @@ def test_gradients_where_rows_see_nothing() -> None:
         start[0, blind.start :] = at
         end[0, blind] = at
         q[:, :, blind] = float("nan")
-    for got, want in differentiated((q, k, v, start, end), 32, 2):
-        torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+    gradients_are_right((q, k, v, start, end))
 
 
 def test_gradients_beside_what_lies_between() -> None:
     """Keys and values that no row sees."""
     q, k, v, start, end = gap()
     clean = (q, k.nan_to_num(), v.nan_to_num(posinf=0), start, end)
-    for got, want in differentiated(clean, 32, 2, poisoned=(k, v)):
-        torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+    gradients_are_right(clean, poisoned=(k, v))
 
 
 DKV_READ = "            sum_k, sum_v = warpgroup_mma_wait(0, deps=[sum_k, sum_v])\n"
@@ -242,25 +223,36 @@ DQ_FREED = "            mbarrier.arrive(empty.index(before), count=1)\n" + SLEEP
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("pass_", "old", "new"),
     [
-        (DKV_READ + DKV_FREED, DKV_FREED + SLEEP + DKV_READ),
-        (DQ_READ, DQ_READ.replace("wait(0", "wait(1")),
-        (DQ_READ, DQ_FREED + DQ_READ),
-        ("count=1)\n\n\n@gluon.jit\ndef _compute_dkv",
+        ("forward", READ + FREED, FREED + SLEEP + READ),
+        ("forward", FREED, ""),
+        ("forward", "mbarrier.wait(v_empty.index(slot), ((before // STAGES) & 1) ^ 1",
+         "mbarrier.wait(v_empty.index(slot), (before // STAGES) & 1"),
+        ("forward", "warpgroup_mma_wait(1, deps=[s_next])", "warpgroup_mma_wait(2, deps=[s_next])"),
+        ("backward", DKV_READ + DKV_FREED, DKV_FREED + SLEEP + DKV_READ),
+        ("backward", DQ_READ, DQ_READ.replace("wait(0", "wait(1")),
+        ("backward", DQ_READ, DQ_FREED + DQ_READ),
+        ("backward", "count=1)\n\n\n@gluon.jit\ndef _compute_dkv",
          "count=0)\n\n\n@gluon.jit\ndef _compute_dkv"),
     ],
-    ids=["freed early", "not waited for", "freed twice", "sums not there"],
+    ids=[
+        "freed before it was read", "never freed", "wrong phase", "not waited for",
+        "of keys freed early", "dq not waited for", "freed twice", "sums not there",
+    ],
 )  # fmt: skip
-def test_the_model_finds_broken_protocols_of_gradients(
-    old: str, new: str, monkeypatch: pytest.MonkeyPatch
+def test_the_model_finds_broken_protocols(
+    pass_: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gluon_model, "PATIENCE_S", 1.0)
+    inputs = problem("full", 256, 333, heads=1)
 
     def attempt() -> None:
-        inputs = problem("full", 200, 333, heads=1)
-        for got, want in differentiated(inputs, 32, 2, replace={old: new}):
-            torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
+        if pass_ == "forward":
+            want = forward(*inputs, scale=0.2, backend="reference")
+            check(computed(inputs, 32, 2, replace={old: new}), want)
+        else:
+            gradients_are_right(inputs, replace={old: new})
 
     with pytest.raises(AssertionError):
         attempt()

@@ -1,8 +1,6 @@
-"""Listings of compiled code: loops, spills, hazards and repeated products are found in them."""
+"""Listings of compiled code: loops, spills and hazards are found in them."""
 
 from __future__ import annotations
-
-import pytest
 
 from ringray_kernels.inspect.listing import (
     GCN,
@@ -13,7 +11,7 @@ from ringray_kernels.inspect.listing import (
     spilled_bytes,
 )
 from tests.kernels.hazards import live_operand_writes
-from tests.kernels.loops import Loop, described, repetition
+from tests.kernels.loops import Loop, described
 
 LISTING = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;
@@ -61,28 +59,6 @@ def test_writes_to_operands_of_products_under_way_are_found() -> None:
     assert live_operand_writes(sass_instructions(wide)) == []
     (found,) = live_operand_writes(sass_instructions(wide.replace("R0, [", "R4, [")))
     assert found.startswith("LDS.128")
-
-
-TTGIR = """
-#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [8, 1], instrShape = [16, 8]}>
-#mma1 = #ttg.nvidia_mma<{versionMajor = 3, versionMinor = 0, warpsPerCTA = [4, 2], instrShape = [16, 64, 16]}>
-#mma2 = #ttg.amd_mfma<{version = 3, warpsPerCTA = [4, 1], instrShape = [32, 32, 8], isTransposed = true}>
-  %s = tt.dot %q, %k, %z : tensor<64x32xbf16, #ttg.dot_op<{opIdx = 0, parent = #mma}>> * tensor<32x64xbf16, #ttg.dot_op<{opIdx = 1, parent = #mma}>> -> tensor<64x64xf32, #mma> loc(#loc1)
-"""  # noqa: E501
-WGMMA = """
-  %o = ttng.warp_group_dot %p, %v, %a {isAsync = true} : tensor<64x32xbf16, #ttg.dot_op<{opIdx = 0, parent = #mma1}>> * !ttg.memdesc<32x128xbf16, #shared, #smem, mutable> -> tensor<64x128xf32, #mma1> loc(#loc2)
-"""  # noqa: E501
-MFMA = """
-  %o = tt.dot %p, %v, %a : tensor<16x64xbf16, #ttg.dot_op<{opIdx = 0, parent = #mma2}>> * tensor<64x32xbf16, #ttg.dot_op<{opIdx = 1, parent = #mma2}>> -> tensor<16x32xf32, #mma2> loc(#loc2)
-"""  # noqa: E501
-
-
-def test_products_that_are_computed_more_than_once_are_found() -> None:
-    assert repetition(TTGIR) == 2.0
-    assert repetition(TTGIR + WGMMA) == pytest.approx(4 / 3)
-    assert repetition(TTGIR.replace("[8, 1]", "[4, 2]")) == 1.0
-    assert repetition(TTGIR.partition("  %s")[0] + MFMA) == 8.0
-    assert repetition("") == 1.0
 
 
 def test_listings_of_amd_are_read_by_loop() -> None:

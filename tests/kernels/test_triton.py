@@ -9,27 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringray_kernels import Blocks, State, backward, delta, forward, testing
+from ringray_kernels import Blocks, State, backward, delta, forward
 from ringray_kernels.api import load_backend
 from ringray_kernels.backends.triton import arguments
 from ringray_kernels.checks import DTYPES
 from ringray_kernels.config import TARGETS, BlockConfig
 from ringray_kernels.config import Problem as KernelProblem
-from ringray_kernels.intervals import intervals, visible_range
+from tests.support.backend_problems import Problem, check, compute
 from tests.support.exhaustive import exhaustive
 
-MASKS: dict[str, dict[str, Any]] = {
-    "full": {"causal": False},
-    "causal": {"causal": True},
-    "window": {"causal": True, "window": 19},
-    "documents": {"causal": True, "cu_seqlens": torch.tensor([0, 5, 5, 40, 97])},
-    "both sides": {"causal": False, "window": (9, 30)},
-    "chunk and prefix": {"causal": True, "chunk": 40, "prefix": 30},
-    "full documents": {"causal": False, "cu_seqlens": torch.tensor([0, 33, 97])},
-    "window and documents": {
-        "causal": True, "window": 9, "cu_seqlens": torch.tensor([0, 1, 50, 97]),
-    },
-}  # fmt: skip
 SMALL = Blocks.parse("forward=32x32/4/2,dq=32x32/4/2,dkv=32x32/4/2")
 ROWS = 97
 
@@ -53,62 +41,6 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty", full)
 
 
-def bounds(mask: str, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    positions = torch.arange(ROWS)
-    low, high = visible_range(positions, ROWS, **MASKS[mask])
-    start, end = intervals(low, high, positions if keys is None else keys)
-    return start[None], end[None]
-
-
-def inputs(
-    head_dim: int = 16, heads: int = 2, kv_heads: int = 1, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, ...]:
-    return testing.make_inputs(1, heads, kv_heads, ROWS, head_dim, dtype, seed=1)
-
-
-def computed(
-    given: tuple[Tensor, ...], start: Tensor, end: Tensor, scale: float, blocks: Blocks | None,
-    backend: str = "triton",
-) -> dict[str, Tensor]:  # fmt: skip
-    q, k, v, dout = given
-    more: dict[str, Any] = {"scale": scale, "backend": backend, "blocks": blocks}
-    out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
-    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
-    rows = delta(dout, out, lse, backend=backend)
-    backward(dout, q, k, v, lse, rows, start, end, dq=dq, dk=dk, dv=dv, out=out, **more)
-    return {"out": out, "dq": dq.to(q.dtype), "dk": dk.to(q.dtype), "dv": dv.to(q.dtype)}
-
-
-def check(given: tuple[Tensor, ...], mask: str, got: dict[str, Tensor], scale: float) -> None:
-    seen = testing.visible(ROWS, **MASKS[mask])
-    want = testing.oracle(*given, seen, scale=scale)  # type: ignore[arg-type]
-    yard = testing.yardstick(*given, seen, scale=scale, causal=MASKS[mask]["causal"])  # type: ignore[arg-type]
-    for name, tensor in got.items():
-        share = testing.budget_share(tensor, getattr(want, name), getattr(yard, name), given[3])
-        assert share <= 1, f"{mask} {given[0].shape} {given[0].dtype}: {name} takes {share:.3f}"
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
-def test_everything_by_everything(mask: str, head_dim: int) -> None:
-    for dtype, kv_heads in itertools.product(DTYPES, (1, 2)):
-        given = inputs(head_dim, kv_heads=kv_heads, dtype=dtype)
-        got = computed(given, *bounds(mask), head_dim**-0.5, SMALL)
-        check(given, mask, got, head_dim**-0.5)
-        again = computed(given, *bounds(mask), head_dim**-0.5, SMALL)
-        assert all(torch.equal(again[name], got[name]) for name in got)
-
-
-@pytest.mark.parametrize(
-    ("mask", "head_dim", "dtype"),
-    [("window and documents", 80, torch.bfloat16), ("full documents", 64, torch.float16)],
-)
-def test_a_part_of_it(mask: str, head_dim: int, dtype: torch.dtype) -> None:
-    given = inputs(head_dim, dtype=dtype)
-    check(given, mask, computed(given, *bounds(mask), 0.2, SMALL), 0.2)
-
-
 CUTS = {
     "packed": "forward=64x32/4/2/pack4,dq=32x16/4/2/pack2",
     "split": "dkv=32x32/4/2/split",
@@ -119,32 +51,15 @@ CUTS = {
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_ways_to_cut(cut: str) -> None:
-    given = inputs(16, heads=4)
-    check(given, "causal", computed(given, *bounds("causal"), 0.2, Blocks.parse(CUTS[cut])), 0.2)
+    problem = Problem(heads=4, kv_heads=1, rows=ROWS, head_dim=16, blocks=Blocks.parse(CUTS[cut]))
+    check(problem, compute("triton", problem, problem.inputs))
 
 
-@pytest.mark.parametrize("scale", [-0.3, 2.0])
-def test_any_scale(scale: float) -> None:
-    """PyTorch's flash kernel gives NaN where scale is not positive, so the oracle is compared."""
-    given = inputs()
-    got = computed(given, *bounds("causal"), scale, SMALL)
-    want = testing.oracle(*given, testing.visible(ROWS, causal=True), scale=scale)  # type: ignore[arg-type]
-    for name, tensor in got.items():
-        torch.testing.assert_close(tensor.double(), getattr(want, name), atol=2e-5, rtol=1e-4)
-
-
-def test_merging_is_attention_over_both() -> None:
-    q, k, v, _ = inputs(80)
-    whole = forward(q, k, v, *bounds("causal"), scale=0.2, blocks=SMALL, backend="triton")
-    state: State | None = None
-    for keys in (torch.arange(1, ROWS, 2), torch.arange(0, ROWS, 2)):
-        state = forward(
-            q, k[:, :, keys], v[:, :, keys], *bounds("causal", keys), scale=0.2, state=state,
-            blocks=SMALL, backend="triton",
-        )  # fmt: skip
-    assert state is not None
-    torch.testing.assert_close(state.out, whole.out, atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(state.lse, whole.lse, atol=2e-6, rtol=1e-5)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *exhaustive(torch.float16)], ids=str)
+def test_hops_that_most_rows_or_all_do_not_see(dtype: torch.dtype) -> None:
+    problem = Problem(heads=1, kv_heads=1, rows=450, head_dim=16, dtype=dtype, window=40)
+    shards = [problem.everyone[first : first + 150] for first in (300, 150, 0)]
+    check(problem, compute("triton", problem, problem.inputs, shards))
 
 
 @pytest.mark.parametrize(("dtype", "at"), [*zip(DTYPES, (0, 31, 300), strict=True)], ids=str)
@@ -171,49 +86,14 @@ def test_a_hop_in_which_nobody_sees_anything(dtype: torch.dtype, at: int) -> Non
         torch.testing.assert_close(lse, found.lse)
 
 
-def windowed_ring(dtype: torch.dtype, backend: str) -> tuple[State, list[Tensor]]:
-    """The last of three contiguous ranks of 512 rows, with a window of 140: its second hop is
-    empty but for the first rows, its third altogether."""
-    rows, ranks, window = 512, 3, 140
-    q, k, v, dout = testing.make_inputs(1, 1, 1, ranks * rows, 16, dtype, seed=3)
-    mine = torch.arange((ranks - 1) * rows, ranks * rows)
-    low, high = visible_range(mine, ranks * rows, causal=True, window=window)
-    q, dout = q[:, :, mine], dout[:, :, mine]
-    shards = [torch.arange(rank * rows, (rank + 1) * rows) for rank in reversed(range(ranks))]
-    hops = [[x[None] for x in intervals(low, high, keys)] for keys in shards]
-    state: State | None = None
-    for i, (keys, bounds) in enumerate(zip(shards, hops, strict=True)):
-        state = forward(
-            q, k[:, :, keys], v[:, :, keys], *bounds, scale=0.25, state=state, backend=backend,
-            out_dtype=dtype if i == ranks - 1 else None,
-        )  # fmt: skip
-    assert state is not None
-    grads = [torch.zeros(x.shape) for x in (q, k, v)]
-    total = delta(dout, state.out, state.lse, backend=backend)
-    for keys, bounds in zip(shards, hops, strict=True):
-        part = slice(int(keys[0]), int(keys[-1]) + 1)
-        backward(
-            dout, q, k[:, :, part], v[:, :, part], state.lse, total, *bounds, scale=0.25,
-            dq=grads[0], dk=grads[1][:, :, part], dv=grads[2][:, :, part], backend=backend,
-        )  # fmt: skip
-    return state, grads
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, *exhaustive(torch.float16)], ids=str)
-def test_a_ring_whose_window_is_shorter_than_a_shard(dtype: torch.dtype) -> None:
-    (got, grads), (want, wanted) = (windowed_ring(dtype, name) for name in ("triton", "reference"))
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(got.lse, want.lse, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(got.out, want.out, atol=4 * eps, rtol=4 * eps)
-    for one, other in zip(grads, wanted, strict=True):
-        assert (one - other).norm() <= eps * other.norm()
-
-
 def test_non_finite_inputs_pass_through() -> None:
     """To the rows that see them, and no further."""
-    q, k, v, _ = inputs(kv_heads=2)
+    problem = Problem(rows=ROWS, head_dim=16)
+    q, k, v, _ = problem.inputs
     v[0, 0, 50, 3], v[0, 1, 60, 2] = float("inf"), float("nan")
-    out, lse = forward(q, k, v, *bounds("causal"), scale=0.2, blocks=SMALL, backend="triton")
+    out, lse = forward(
+        q, k, v, *problem.intervals(problem.everyone), scale=0.2, blocks=SMALL, backend="triton"
+    )
     want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.2)
     for head, row in ((0, 50), (1, 60)):
         assert out[0, head, :32].isfinite().all()  # blocks that do not see it
@@ -225,14 +105,21 @@ def test_non_finite_inputs_pass_through() -> None:
 @pytest.mark.parametrize("blocks", [SMALL, Blocks.parse(CUTS["descriptors"])], ids=str)
 def test_keys_between_those_of_a_block_may_hold_anything(blocks: Blocks) -> None:
     """The first block of rows sees keys on both sides of them."""
-    q, k, v, dout = inputs()
+    q, k, v, dout = Problem(rows=ROWS, head_dim=16).inputs
     rows = torch.arange(ROWS)
     start, end = torch.where(rows < 10, 0, 50).int(), torch.where(rows < 10, 20, ROWS).int()
-    want = computed((q, k, v, dout), start[None], end[None], 0.2, None, backend="reference")
-    k[:, :, 20:50], v[:, :, 20:50] = float("nan"), float("inf")
-    got = computed((q, k, v, dout), start[None], end[None], 0.2, blocks)
-    for name in ("out", "dq", "dk", "dv"):
-        torch.testing.assert_close(got[name], want[name], atol=2e-5, rtol=1e-4)
+    hidden = slice(20, 50)
+    results = []
+    for poisons in ((0.0, 0.0), (float("nan"), float("inf"))):
+        k[:, :, hidden], v[:, :, hidden] = poisons
+        more: dict[str, Any] = {"scale": 0.2, "backend": "triton", "blocks": blocks}
+        out, lse = forward(q, k, v, start[None], end[None], **more)
+        total = delta(dout, out, lse, backend="triton")
+        grads = [torch.zeros(x.shape) for x in (q, k, v)]
+        dq, dk, dv = grads
+        backward(dout, q, k, v, lse, total, start[None], end[None], dq=dq, dk=dk, dv=dv, **more)
+        results.append([out, lse, *grads])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 def test_offsets_that_32_bits_do_not_hold_are_not_used() -> None:
@@ -246,8 +133,9 @@ def test_offsets_that_32_bits_do_not_hold_are_not_used() -> None:
 
 
 def test_what_is_not_supported_is_told() -> None:
-    q, k, v, _ = inputs()
-    start, end = bounds("causal")
+    problem = Problem(rows=ROWS, head_dim=16)
+    q, k, v, _ = problem.inputs
+    start, end = problem.intervals(problem.everyone)
 
     def attempt(**changes: Any) -> None:
         forward(**{"q": q, "k": k, "v": v, "start": start, "end": end, "scale": 1.0,

@@ -14,24 +14,15 @@ from tests.support.exhaustive import exhaustive
 from tests.support.huggingface_checks import SEQ_LEN, TINY, tiny, tokens
 from tests.support.ranks import on_ring
 
-QUICK = (
-    checks.like_sdpa, checks.packed_by_row, checks.prefix, checks.no_leak, checks.checkpointing,
-    checks.without_causality, checks.averaged_gradients,
-)  # fmt: skip
-OTHERS = (
-    checks.in_half_precision, checks.sliding_window, checks.packed, checks.dropout, checks.trains,
+CHECKS = (
+    checks.packed_by_row, checks.prefix, checks.checkpointing, checks.without_causality,
+    checks.in_half_precision, checks.dropout,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [2, *exhaustive(1, 4)])
 def test_rings(size: int) -> None:
-    on_ring(size, QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, *exhaustive(1, 4)])
-def test_rings_in_other_ways(size: int) -> None:
-    on_ring(size, OTHERS)
+    on_ring(size, CHECKS)
 
 
 # In one process, without a group

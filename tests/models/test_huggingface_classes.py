@@ -55,6 +55,8 @@ def test_no_class_computes_something_else(part: int) -> None:
 
 CAPPED = {"attn_logit_softcapping": 0.1, "query_pre_attn_scalar": 1}  # that change every score
 RIGHT = [
+    Case("causal", "llama", "LlamaForCausalLM", {}, {"partition": "striped"}),
+    Case("causal", "mistral", "MistralForCausalLM"),  # a window of keys
     Case("causal", "phi3", "Phi3ForCausalLM", zoo.LONG, {"gradients": "mean"}),
     Case("causal", "llama", "LlamaForCausalLM", zoo.DYNAMIC, {"partition": "contiguous"}),
     Case(

@@ -35,6 +35,8 @@ MASKS: dict[str, dict[str, Any]] = {
         "cu": (0, 2, 33, 61),
     },
     "shared prefix": {"shared_prefix": 17, "cu": (0, 17, 30, 61)},
+    "both sides": {"causal": False, "window": (9, 30)},
+    "chunk and prefix": {"chunk": 25, "prefix": 20},
 }
 
 
@@ -74,6 +76,9 @@ class Problem:
     dropout_p: float = 0.0
     table: Tensor | None = None
     shared_prefix: int | None = None
+    chunk: int | None = None
+    prefix: int | None = None
+    device: str = "cpu"
 
     @property
     def sinks(self) -> Tensor | None:
@@ -87,19 +92,29 @@ class Problem:
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return testing.make_inputs(
             self.batch, self.heads, self.kv_heads, self.rows, self.head_dim, self.dtype,
-            seed=self.seed, value_dim=self.value_dim,
+            seed=self.seed, value_dim=self.value_dim, device=self.device,
         )  # fmt: skip
+
+    @property
+    def everyone(self) -> Tensor:
+        """The positions of all keys."""
+        return torch.arange(self.rows, device=self.device)
 
     @property
     def boundaries(self) -> Tensor | None:
-        return None if self.cu is None else torch.tensor(self.cu)
+        return None if self.cu is None else torch.tensor(self.cu, device=self.device)
+
+    @property
+    def mask(self) -> dict[str, Any]:
+        return {
+            "causal": self.causal, "window": self.window, "cu_seqlens": self.boundaries,
+            "global_tokens": self.global_tokens, "shared_prefix": self.shared_prefix,
+            "chunk": self.chunk, "prefix": self.prefix,
+        }  # fmt: skip
 
     @property
     def seen(self) -> Tensor:
-        return testing.visible(
-            self.rows, causal=self.causal, window=self.window, cu_seqlens=self.boundaries,
-            global_tokens=self.global_tokens, shared_prefix=self.shared_prefix,
-        )  # fmt: skip
+        return testing.visible(self.rows, **self.mask, device=self.device)
 
     def bias(self, keys: Tensor, grad: Tensor | None = None) -> Bias | None:
         if self.table is not None:
@@ -116,13 +131,33 @@ class Problem:
         return one
 
     def ranges(self, keys: Tensor) -> list[tuple[Tensor, Tensor]]:
-        found = visible_ranges(
-            torch.arange(self.rows), self.rows, causal=self.causal, window=self.window,
-            cu_seqlens=self.boundaries, global_tokens=self.global_tokens,
-            shared_prefix=self.shared_prefix,
-        )  # fmt: skip
-        rows = [intervals(low, high, keys) for low, high in found]
+        ranges = visible_ranges(self.everyone, self.rows, **self.mask)
+        rows = [intervals(low, high, keys) for low, high in ranges]
         return [(start[None], end[None]) for start, end in rows]
+
+
+def layouts(x: Tensor) -> dict[str, Tensor]:
+    """The same values in other strides, with NaN in between."""
+    wide = x.new_full((*x.shape[:-1], 2 * x.shape[-1]), float("nan"))
+    wide[..., ::2] = x
+    rows = x.new_full((x.shape[0], x.shape[1], 2 * x.shape[2], x.shape[3]), float("nan"))
+    rows[:, :, ::2] = x
+    batches = x.new_full((2 * x.shape[0], *x.shape[1:]), float("nan"))
+    batches[::2] = x
+    odd = x.new_full((*x.shape[:-1], x.shape[-1] + 1), float("nan"))
+    odd[..., 1:] = x
+    return {
+        "(B, S, H, D)": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "(B, H, D, S)": x.transpose(2, 3).contiguous().transpose(2, 3),
+        "every other element": wide[..., ::2],
+        "every other row": rows[:, :, ::2],
+        "every other batch entry": batches[::2],
+        "(D, H, B, S)": x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+        "not aligned": odd[..., 1:],
+    }
+
+
+LAYOUTS = list(layouts(torch.zeros(1, 1, 1, 1)))
 
 
 @dataclass
@@ -142,20 +177,22 @@ def compute(
     *,
     with_out: bool = True,
 ) -> Result:
-    """All hops of one rank: the keys come in ``parts`` (their positions), one call each."""
+    """All hops of one rank: the keys come in ``parts`` (their positions), one call each. Without
+    parts the backend gets k and v with the strides that they have."""
     q, k, v, dout = inputs
-    parts = parts or [torch.arange(problem.rows)]
     more: dict[str, Any] = {"scale": problem.scale, "blocks": problem.blocks, "backend": backend}
     more |= {"softcap": problem.softcap}
     if problem.dropout_p:
         more |= {"dropout": Dropout(problem.dropout_p, DROPOUT_SEED)}
-    rows = torch.arange(problem.rows, dtype=torch.int32)
+    rows = problem.everyone.int()
     state: State | None = None
-    hops = [(part, *one) for part in parts for one in problem.ranges(part)]
-    for i, (part, start, end) in enumerate(hops):
+    keys = [(part, k[:, :, part], v[:, :, part]) for part in parts or ()]
+    keys = keys or [(problem.everyone, k, v)]
+    hops = [(*part, *bounds) for part in keys for bounds in problem.ranges(part[0])]
+    for i, (part, part_k, part_v, start, end) in enumerate(hops):
         last = i == len(hops) - 1
         state = forward(
-            q, k[:, :, part], v[:, :, part], start, end, state=state,
+            q, part_k, part_v, start, end, state=state,
             out_dtype=q.dtype if last else None, bias=problem.bias(part),
             at=Positions(rows, part.int()), **more,
         )  # fmt: skip
@@ -165,13 +202,12 @@ def compute(
     if problem.sinks is not None:
         merge_sinks_(*state, problem.sinks)
     delta = (dout.float() * state.out.float()).sum(-1)
-    dq = torch.zeros(q.shape)
+    dq, dk, dv = (torch.zeros(x.shape, device=q.device) for x in (q, k, v))
     dtable = None if problem.table is None else torch.zeros(problem.table.shape)
-    dk, dv = torch.zeros(k.shape), torch.zeros(v.shape)
-    for part, start, end in hops:
+    for part, part_k, part_v, start, end in hops:
         dk_part, dv_part = torch.zeros_like(dk[:, :, part]), torch.zeros_like(dv[:, :, part])
         backward(
-            dout, q, k[:, :, part], v[:, :, part], state.lse, delta, start, end, dq=dq,
+            dout, q, part_k, part_v, state.lse, delta, start, end, dq=dq,
             dk=dk_part, dv=dv_part, out=state.out if with_out else None,
             bias=problem.bias(part, dtable), at=Positions(rows, part.int()), **more,
         )  # fmt: skip
@@ -197,18 +233,23 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
     want = testing.oracle(q, k, v, dout, seen, scale=scale, **scoring)
     # SDPA scales after masking: what it gives for -q is right, and as exact.
     sign = -1 if scale <= 0 else 1
-    yard = testing.yardstick(
-        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=problem.causal,
-        **scoring,
-    )  # fmt: skip
+    more = {"scale": max(abs(scale), 1e-30), "causal": problem.causal, **scoring}
+    try:
+        yard = testing.yardstick(sign * q, k, v, dout, seen, **more)
+    except RuntimeError:
+        if q.device.type == "cpu":
+            raise
+        # A GPU's fused calls do not take the problem.
+        usual = testing.yardstick(*(x.cpu() for x in (sign * q, k, v, dout, seen)), **more)
+        yard = testing.Gradients(*(None if x is None else x.to(q.device) for x in usual))  # type: ignore[arg-type]
     assert yard.dq is not None
     yard = yard._replace(dq=sign * yard.dq)
     for name, got in (("out", result.out), *result.grads.items()):
-        right, usual = getattr(want, name), getattr(yard, name)
+        pair = getattr(want, name), getattr(yard, name)
         if name in ("dsinks", "dtable"):
-            share = testing.sinks_share(got, right, usual)
+            share = testing.sinks_share(got, *pair)
         else:
-            share = testing.budget_share(got, right, usual, dout)
+            share = testing.budget_share(got, *pair, dout)
         assert share <= 1, f"{case} {problem}: {name} takes {share:.3f} of its budget"
     wide = k.double().repeat_interleave(problem.heads // problem.kv_heads, 1)
     scores = q.double() @ wide.transpose(-1, -2) * scale

@@ -104,13 +104,6 @@ def agrees(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
         assert error(x, want[name]) < allowed, (name, error(x, want[name]))
 
 
-def like_sdpa(rank: int, size: int) -> None:
-    """Llama with grouped heads, in fp32: the same logits, loss and gradients."""
-    want = sdpa(tiny("sdpa"))
-    for partition in ("zigzag", "striped"):
-        agrees(ring(tiny("ringray"), partition=partition), want)
-
-
 def in_half_precision(rank: int, size: int) -> None:
     """bf16, by the model's dtype and by autocast: at most twice SDPA's error against fp64."""
     half = torch.bfloat16
@@ -130,31 +123,6 @@ def within_twice(got: dict[str, Tensor], want: dict[str, Tensor], true: dict[str
         # Single numbers round to anything, SDPA's to the right one at times.
         floor = 1e-2 if name == "loss" else 1e-6
         assert mine <= 2 * theirs + floor, f"{name}: {mine:.2e}, SDPA {theirs:.2e}"
-
-
-def sliding_window(rank: int, size: int) -> None:
-    """Mistral sees ``sliding_window`` keys, the token's own among them."""
-    want = sdpa(tiny("sdpa", "mistral"))
-    agrees(ring(tiny("ringray", "mistral")), want)
-    without = sdpa(tiny("sdpa"))  # the same weights
-    assert error(without["logits"], want["logits"]) > 1e-3
-
-
-def packed(rank: int, size: int) -> None:
-    """Documents as transformers finds them in positions, or by their boundaries."""
-    positions = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(CUTS)])[None]
-    model = tiny("sdpa")
-    ids, labels = tokens()
-    out = model(input_ids=ids, position_ids=positions.expand_as(ids), use_cache=False)
-    for how in ({"position_ids": positions}, {"cu_seqlens": torch.tensor(CUTS)}):
-        for partition in ("zigzag", "contiguous"):
-            got = ring(tiny("ringray"), partition=partition, **how)
-            assert error(got["logits"], out.logits.detach()) < 1e-5
-    # A document's last token predicts nothing, least of all the next document.
-    shifted = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
-    shifted[:, [c - 1 for c in CUTS[1:]]] = -100
-    loss = torch.nn.functional.cross_entropy(out.logits.flatten(0, 1), shifted.flatten())
-    assert error(got["loss"], loss.detach()) < 1e-5
 
 
 def packed_by_row(rank: int, size: int) -> None:
@@ -185,34 +153,6 @@ def prefix(rank: int, size: int) -> None:
         ).logits
     got = ring(tiny("ringray", "mistral"), cu_seqlens=torch.tensor(CUTS), prefix=[4, 0, 25])
     assert error(got["logits"], want) < 1e-5
-
-
-def no_leak(rank: int, size: int) -> None:
-    """Another first document changes no bit of the others' losses."""
-    model = tiny("ringray")
-    ids, _ = tokens()
-    other = ids.clone()
-    other[:, : CUTS[1]] = (other[:, : CUTS[1]] + 1) % VOCABULARY
-    before, after = (losses_per_document(model, x) for x in (ids, other))
-    assert torch.equal(before[1:], after[1:])
-    assert not torch.equal(before[0], after[0])
-    again = losses_per_document(model, ids, None)
-    assert not torch.equal(again[1:], losses_per_document(model, other, None)[1:])
-
-
-def losses_per_document(
-    model: nn.Module, ids: Tensor, cuts: tuple[int, ...] | None = CUTS
-) -> Tensor:
-    """(documents,) mean losses over the whole sequence, from the shards of all ranks."""
-    cu = None if cuts is None else torch.tensor(cuts)
-    batch = hf.shard_batch(model, ids, labels=ids, cu_seqlens=cu)
-    with torch.no_grad():
-        logits = model(**batch).logits
-    losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), batch["shift_labels"], reduction="none"
-    )
-    full = ringray.unshard(losses, dim=1, seq_len=SEQ_LEN)
-    return torch.stack([full[:, a:b].mean() for a, b in itertools.pairwise(CUTS)])
 
 
 def checkpointing(rank: int, size: int) -> None:
@@ -268,40 +208,3 @@ def without_causality(rank: int, size: int) -> None:
         model = tiny("ringray")
         logits = model(**hf.shard_batch(model, ids), is_causal=False).logits
     assert error(ringray.unshard(logits, dim=1, seq_len=SEQ_LEN), want) < 1e-5
-
-
-def averaged_gradients(rank: int, size: int) -> None:
-    """DDP averages over the ranks; ``gradients="mean"`` makes that the gradient of the batch."""
-    want = sdpa(tiny("sdpa"))
-    model = torch.nn.parallel.DistributedDataParallel(tiny("ringray"))
-    ids, labels = tokens()
-    loss = model(**hf.shard_batch(model, ids, labels=labels, gradients="mean")).loss
-    loss.backward()
-    assert error(ring_sum(loss) / size, want["loss"]) < 1e-5
-    for name, parameter in model.module.named_parameters():
-        assert error(parameter.grad, want[name]) < 1e-4, name
-
-
-def trains(rank: int, size: int) -> None:
-    """50 steps of AdamW: the loss curve of one process with SDPA."""
-    ids, labels = tokens()
-    want = curve(tiny("sdpa"), {"input_ids": ids, "labels": labels, "use_cache": False})
-    model = tiny("ringray")
-    got = curve(model, hf.shard_batch(model, ids, labels=labels), summed=True)
-    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
-    assert want[-1] < 0.2 * want[0]
-
-
-def curve(model: nn.Module, batch: dict[str, Any], summed: bool = False) -> Tensor:
-    """(50,) losses of training on one batch; ``summed``: it is one rank's part."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(50):
-        loss = model(**batch).loss
-        loss.backward()
-        if summed:
-            sum_gradients(model)
-        losses.append(ring_sum(loss) if summed else loss.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-    return torch.stack(losses)
