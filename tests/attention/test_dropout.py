@@ -37,7 +37,7 @@ def test_philox_gives_the_numbers_that_its_authors_publish() -> None:
 
 
 def test_weights_stay_at_the_rate_that_was_asked_for_and_independently() -> None:
-    at = torch.arange(512)
+    at = torch.arange(192)
     heads, batch = torch.arange(8), torch.arange(2)[:, None]
     for p in (0.1, 0.5, 0.9):
         stays = (factors(Dropout(p, 11), batch, heads, at, at) > 0).double()
@@ -76,37 +76,6 @@ def test_checkpoints_drop_the_same_weights_again() -> None:
     assert torch.equal(*found)
 
 
-def test_calls_share_what_is_kept_with_their_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fresh seed is no new problem: its intervals and script are found again."""
-    from ringray.attention import arguments, problem
-
-    q, k, v, _ = testing.make_inputs(1, 2, 2, 60, 16, torch.float32, seed=0)
-    ringray.ring_attention(q, k, v, dropout_p=0.5)
-    for module, name in (
-        (arguments, "_describe"),
-        (problem, "intervals"),
-        (problem.script, "write"),
-    ):
-        monkeypatch.setattr(module, name, None)
-    ringray.ring_attention(q, k, v, dropout_p=0.5)
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"dropout_p": 1}, "dropout_p: got 1, expected a number of at least 0 and below 1"),
-        ({"dropout_p": float("nan")}, "dropout_p: got nan"),
-        ({"dropout_p": 0.1, "dropout_seed": -1}, "dropout_seed: got -1, expected None or"),
-        ({"dropout_p": 0.1, "dropout_seed": 1 << 62}, "dropout_seed: got 4611686018427387904"),
-        ({"dropout_p": 0.1, "dropout_seed": 0.5}, "dropout_seed: got 0.5"),
-    ],
-)
-def test_wrong_dropout(more: dict[str, object], says: str) -> None:
-    q, k, v, _ = testing.make_inputs(1, 2, 2, 8, 16, torch.float32, seed=0)
-    with pytest.raises(ValueError, match=says):
-        ringray.ring_attention(q, k, v, **more)  # type: ignore[arg-type]
-
-
 def test_positions_have_32_bits() -> None:
     q = torch.zeros(1, 1, 1, 1).expand(1, 1, (1 << 31) + 2, 1)
     with pytest.raises(
@@ -116,13 +85,9 @@ def test_positions_have_32_bits() -> None:
 
 
 def test_the_correctness_kind_knows_what_is_dropped() -> None:
-    given = {"heads": 4, "seq_len": 61, "head_dim": 16, "partition": "striped"}
-    context = RankContext(0, torch.device("cpu"), None)
-    found = correctness.run(point(dropout_p=0.3, seed=3, **given), context)
-    assert not found.failure
-    assert max(found.errors.values()) <= 1
-    config = point(seed=3, **given)
-    whole = correctness._inputs(config.problem, 3, context.device)[0]
-    assert testing.dropout_factors(whole, 0.0, 3) is None
-    wrong = correctness._shares(config.changed(dropout_p=0.3), context.device, [whole] * 4)
-    assert min(wrong.values()) > 1
+    config = point(
+        dropout_p=0.3, seed=3, heads=4, seq_len=61, head_dim=16, partition="striped"
+    )  # fmt: skip
+    measured = correctness.run(config, RankContext(0, torch.device("cpu"), None))
+    assert not measured.failure
+    assert max(measured.errors.values()) <= 1

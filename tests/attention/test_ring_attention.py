@@ -95,31 +95,6 @@ def test_sinks_and_rows_without_keys() -> None:
         assert found[1][3] == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"sinks": torch.zeros(2)}, r"sinks: got torch.float32 of shape \(2,\) .* \(4,\)"),
-        ({"sinks": torch.zeros(4).half()}, "sinks: got torch.float16 .* expected .* float32 or q"),
-        ({"sinks": [0.0] * 4}, "sinks: got list, expected None or a tensor"),
-        ({"alibi_slopes": [0.5] * 3}, r"got shape \(3,\), expected \(4,\) or \(2, 4\)"),
-        ({"alibi_slopes": torch.ones(2, 4, 8, 8)}, r"shape \(2, 4, 8, 8\), .* of the distance"),
-        ({"alibi_slopes": torch.ones(4).to_sparse()}, "got a Tensor of layout torch.sparse"),
-        ({"alibi_slopes": [1.0, float("nan"), 2.0, 3.0]}, "got nan, expected None, or finite"),
-        ({"alibi_slopes": torch.ones(4).requires_grad_()}, "requires a gradient, expected const"),
-        ({"distance_bias": torch.zeros(4, 6)}, r"got .* of shape \(4, 6\) .* \(4, 2 R"),
-        ({"distance_bias": torch.zeros(4, 5, device="meta")}, "distance_bias: .* on meta"),
-        ({"distance_bias": torch.full((4, 5), torch.inf)}, "got values that are not finite"),
-        (
-            {"distance_bias": torch.zeros(4, 5), "alibi_slopes": [0.5] * 4},
-            "got alibi_slopes too, expected one bias",
-        ),
-    ],
-)
-def test_wrong_parameters_of_scores_are_told(arguments: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        ringray.ring_attention(*problem(), **arguments)
-
-
 def test_only_lse_is_used() -> None:
     q, k, v = (x.requires_grad_() for x in problem())
     _, lse = ringray.ring_attention(q, k, v, return_lse=True)
@@ -157,28 +132,31 @@ def test_gradients_of_gradients_are_refused() -> None:
         ({"transport": "rings"}, "transport: got 'rings', expected one of .* did you mean 'ring'"),
         ({"window": -1}, "window: got -1, expected None or an integer of at least 0"),
         ({"window": 2, "causal": False}, "window: got 2 without causal"),
-        ({"window": (2, 1)}, r"window: got \(2, 1\) with causal, .* no later key"),
-        ({"window": (1, 2, 3)}, r"window: got \(1, 2, 3\), expected .* or \(left, right\)"),
         ({"chunk": 0}, "chunk: got 0, expected None or an integer of at least 1"),
         ({"prefix": [1, 2]}, r"prefix: got \(1, 2\), .* one for all documents or one for each of"),
-        ({"prefix": 3, "causal": False}, "prefix: got 3 without causal, expected causal"),
         ({"global_tokens": 2}, "global_tokens: got 2 without window and chunk, expected one of"),
-        ({"global_tokens": 2, "window": 3, "prefix": 4}, "got 2 with prefix 4, expected one"),
         ({"shared_prefix": 2}, "got 2 without window, chunk and cu_seqlens, expected one of"),
         ({"blocks": ringray.Blocks()}, r"blocks: got Blocks\(.*backend 'aten' takes None or query"),
         ({"scale": float("nan")}, "scale: got nan, expected None or a finite number"),
         ({"seq_len": 9}, "seq_len: 1 ranks x 8 rows = 8 positions, but .* deals 9 tokens as 10"),
         ({"cu_seqlens": [0, 8.0]}, r"cu_seqlens: got \[0, 8.0\], expected integers in a tensor or"),
-        ({"cu_seqlens": 8}, "cu_seqlens: got 8, expected integers in a tensor or a list"),
         ({"cu_seqlens": np.array(["0", "8"])}, "cu_seqlens: got array.* expected integers in a"),
-        ({"window": 10**30}, "window: got 1000000"),
-        ({"window": torch.tensor(True)}, "window: got True"),
         ({"scale": torch.tensor(2.0, requires_grad=True)}, "scale: got tensor.*requires_grad"),
         ({"is_causal": True}, "unexpected keyword 'is_causal'; ringray calls it causal"),
         ({"window_size": (3, 0)}, r"ringray calls it window \(w for window_size=\(w, 0\)\)"),
         ({"partitoin": "zigzag"}, "'partitoin'; did you mean 'partition'"),
         ({"cu_seqlens": [[0, 3, 8], [0, 7]]}, "cu_seqlens: expected boundaries from 0 to"),
-        ({"cu_seqlens": torch.tensor([0, 5, 3, 8])}, "cu_seqlens: boundaries must not decrease"),
+        ({"dropout_p": 1}, "dropout_p: got 1, expected a number of at least 0 and below 1"),
+        ({"dropout_p": 0.1, "dropout_seed": 1 << 62}, "dropout_seed: got 4611686018427387904"),
+        ({"sinks": torch.zeros(4).half()}, "sinks: got torch.float16 .* expected .* float32 or q"),
+        ({"alibi_slopes": torch.ones(2, 4, 8, 8)}, r"shape \(2, 4, 8, 8\), .* of the distance"),
+        ({"alibi_slopes": torch.ones(4).requires_grad_()}, "requires a gradient, expected const"),
+        ({"distance_bias": torch.zeros(4, 6)}, r"got .* of shape \(4, 6\) .* \(4, 2 R"),
+        ({"distance_bias": torch.full((4, 5), torch.inf)}, "got values that are not finite"),
+        (
+            {"distance_bias": torch.zeros(4, 5), "alibi_slopes": [0.5] * 4},
+            "got alibi_slopes too, expected one bias",
+        ),
     ],
 )
 def test_wrong_arguments_are_told(changes: dict[str, object], says: str) -> None:
@@ -212,7 +190,6 @@ def test_integers_of_numpy_and_torch(scalar: Any) -> None:
     assert torch.equal(module(x, cu_seqlens=cuts), module(x, cu_seqlens=documents))
 
 
-@pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize(
     "rows",
     [
@@ -221,14 +198,13 @@ def test_integers_of_numpy_and_torch(scalar: Any) -> None:
         np.array([[0, 5, 12, 12], [0, 3, 7, 12]]),
     ],
 )
-def test_rows_of_boundaries_may_be_tensors_and_arrays(rows: Any, compiles: bool) -> None:
+def test_rows_of_boundaries_may_be_tensors_and_arrays(rows: Any) -> None:
     q, k, v = problem(12)
     lists = [[0, 5, 12], [0, 3, 7, 12]]
     want = ringray.ring_attention(q, k, v, cu_seqlens=lists)
-    function = ringray.ring_attention
-    if compiles:
-        function = torch.compile(function, fullgraph=True, backend="eager")
-    assert torch.equal(function(q, k, v, cu_seqlens=rows), want)
+    traced = torch.compile(ringray.ring_attention, fullgraph=True, backend="eager")
+    for function in (ringray.ring_attention, traced):
+        assert torch.equal(function(q, k, v, cu_seqlens=rows), want)
     module, x = ringray.ContextParallelAttention(16, 2), torch.randn(2, 12, 16)
     assert torch.equal(module(x, cu_seqlens=rows), module(x, cu_seqlens=lists))
     with ringray.context_parallel(cu_seqlens=rows):
@@ -260,23 +236,13 @@ def test_autocast_casts_as_for_sdpa(compiles: bool) -> None:
         torch.testing.assert_close(a, b, atol=2e-2, rtol=2e-2)
 
 
-def test_wrong_tensors_are_told() -> None:
-    q, k, v = problem()
-    with pytest.raises(ValueError, match=r"k: got 7 rows, expected q's 8"):
-        ringray.ring_attention(q, k[:, :, :7], v[:, :, :7])
-    with pytest.raises(ValueError, match=r"v: got shape"):
-        ringray.ring_attention(q, k, v[:, :1])
-    wrong = torch.zeros(2, 3, 8, 16)
-    with pytest.raises(ValueError, match=r"heads: got 4 query heads and 3"):
-        ringray.ring_attention(q, wrong, wrong)
-
-
 def test_sharding_says_what_is_wrong() -> None:
     x = torch.zeros(4, 6)
-    with pytest.raises(ValueError, match="dim: got 2"):
-        ringray.shard(x, dim=2)
-    with pytest.raises(ValueError, match="partition: got 'zag'"):
-        ringray.shard(x, dim=0, partition="zag")
+    for options, says in (
+        ({"dim": 2}, "dim: got 2"), ({"dim": 0, "partition": "zag"}, "partition: got 'zag'"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=says):
+            ringray.shard(x, **options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is empty"):
         ringray.shard(torch.zeros(0, 6), dim=0)
     with pytest.raises(ValueError, match="seq_len: 1 ranks x 6 rows = 6 positions, but "):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import os
 import weakref
 from collections.abc import Callable
@@ -76,7 +75,7 @@ def test_nothing_is_read_after_the_first_call(case: tuple[str, dict[str, Any]]) 
 
 
 def test_a_ring_reads_nothing() -> None:
-    on_ring(2, (every_transport, host_group_beside, small_tensors_travel_together))
+    on_ring(2, (small_tensors_travel_together,))
     on_ring(3, (every_transport, host_group_beside, some_ranks_have_no_first_message))
 
 
@@ -118,11 +117,6 @@ def host_group_beside(rank: int, size: int) -> None:
     assert agree(ring, AgreedCall(BACKWARD, call=1)) == first + 1
     with pytest.raises(ValueError, match="call: "):
         agree(ring, AgreedCall(BACKWARD, call=2 if rank == size - 1 else 1))
-    if rank == 0:
-        assert agree(ring, None) == first + 3
-    else:
-        with pytest.raises(ValueError, match=r"rank\(s\) 0 were refused"):
-            agree(ring, AgreedCall(BACKWARD, call=1))
     short = connect(dist.new_group(backend="cuda:gloo", timeout=timedelta(seconds=2)))
     dist.barrier()
     if rank:
@@ -208,28 +202,18 @@ def test_receives_begin_before_sends() -> None:
 
 
 def test_the_oldest_problems_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond a number, and long ones by their positions."""
     arguments._prepared.clear()
     monkeypatch.setattr(arguments, "MOST_PROBLEMS", 5)
-    found = list[list[weakref.ref[Tensor]]]()
+    kept_by_problem: list[weakref.ref[Any]] = []
     for rows in range(2, 22, 2):
-        step_of = testing.make_inputs(1, 1, 1, rows, 16, torch.float32, seed=0)[:3]
-        leaves = [x.requires_grad_() for x in step_of]
-        ringray.ring_attention(*leaves).sum().backward()  # type: ignore[union-attr]
-        newest, _ = next(reversed(arguments._prepared.values()))
-        kept = itertools.chain(*newest._kept.values())
-        found.append([weakref.ref(x) for pair in kept for x in pair])
-        del newest
+        x = torch.zeros(1, 1, rows, 16)
+        ringray.ring_attention(x, x, x)
+        kept_by_problem.append(weakref.ref(next(reversed(arguments._prepared.values()))[0]))
     gc.collect()
-    alive = [all(one() is not None for one in refs) for refs in found]
-    assert all(found)
-    assert alive == [False] * 4 + [True] * 6
-    assert not any(one() is not None for refs in found[:4] for one in refs)
-
-
-def test_long_problems_count_by_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments._prepared.clear()
+    assert [ref() is not None for ref in kept_by_problem] == [False] * 4 + [True] * 6
     monkeypatch.setattr(arguments, "MOST_POSITIONS", 100)
-    for rows in range(2, 40, 2):
+    for rows in range(22, 40, 2):
         x = torch.zeros(1, 1, rows, 16)
         ringray.ring_attention(x, x, x)
     lengths = [problem.layout.padded for problem, _ in arguments._prepared.values()]

@@ -30,11 +30,9 @@ CPU = torch.device("cpu")
 FORWARD = Point("full", 96, 32, 2, 2)
 BACKWARD = Point("full", 96, 32, 2, 2, direction="backward")
 POINTS = [
-    Point("full", 96, 32, 2, 2),
     Point("causal", 131, 32, 4, 2, direction="backward"),
     Point("window", 131, 32, 2, 2, window=40),
     Point("documents", 131, 16, 2, 1, "float32", direction="backward"),
-    Point("documents", 131, 32, 2, 2),
 ]
 
 
@@ -110,14 +108,7 @@ def test_a_figure_above_the_peak_is_refused() -> None:
     assert record.median_ms is record.tflops is None
     assert "above the hardware's peak" in str(record.reason)
     assert machine.peak_tflops("NVIDIA H200", "bfloat16") == 989
-    assert machine.peak_tflops("NVIDIA H100 80GB HBM3", "float32") == 494.5
     assert machine.peak_tflops("NVIDIA T4", "float16") is None
-    quick = timing.Timing(1.0, 0.5, 1.5, 1)
-    assert timing.above_peak(600e9, quick, 989) == (
-        "1200 TFLOP/s is above the hardware's peak of 989"
-    )
-    assert timing.above_peak(480e9, quick, 989) is None
-    assert timing.above_peak(1e30, quick, None) is None
 
 
 @pytest.mark.parametrize("partition", problems.PARTITIONS)
@@ -172,17 +163,6 @@ def test_the_command_measures_and_writes_json(
     assert len(path.read_text().splitlines()) > len(lines)
 
 
-def test_the_exit_code_tells_of_wrong_kernels(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    only = ["--quick", "--device", "cpu", "--only", "forward/window"]
-    monkeypatch.setitem(CONTENDERS, "other", Spoilt())
-    assert cli.main([*only, "--contenders", "other,ringray"]) == 0
-    monkeypatch.setitem(CONTENDERS, "ringray-spoilt", Spoilt())
-    assert cli.main([*only, "--contenders", "ringray-spoilt"]) == 1
-    assert "failures:\nforward/window40" in capsys.readouterr().out
-
-
 def test_a_lost_device_costs_no_records(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -207,11 +187,8 @@ def test_a_lost_device_costs_no_records(
     ("line", "says"),
     [
         ("--quick --all", "not allowed with"),
-        ("--quick --device cpu --only nothing", "no case has nothing in its name, see --list"),
         ("--quick --device cpu --contenders ringray,x", "got x, expected some of ringray,"),
         ("--quick --device cpu --json /no/such/folder/f", "cannot write /no/such/folder/f"),
-        ("--stage any --device cpu", "--stage: got any, expected some of portable,"),
-        ("--quick --minutes 0", "got 0, expected more than 0"),
         ("--compile-only --target sm_1", "got sm_1, expected some of sm_80,"),
     ],
 )
@@ -257,17 +234,7 @@ def test_checks_accept_what_is_right_and_catch_one_percent(point: Point) -> None
             part *= 1.05
             assert checks.check(results, right, point.torch_dtype).reason
             part.copy_(saved)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_one_value_that_is_not_finite_is_found_anywhere(value: float) -> None:
-    point = Point("causal", 131, 16, 3, 3)
-    inputs = problems.make_inputs(point, CPU, 0)
-    right = checks.reference(point, inputs)
-    results = exact(point, inputs)
-    results["out"][0, 1, 77, 3] = value  # neither a sampled head nor row
+    right_name, x = next(iter(results.items()))
+    x[0, 0, 77, 3] = float("inf")  # neither a sampled head nor row
     verdict = checks.check(results, right, point.torch_dtype)
-    assert verdict.reason == "out is not finite everywhere"
-    assert json.loads(
-        measure.Record("a", "b", "wrong", share=verdict.share).json({}, None)
-    )["share"] == "inf"  # fmt: skip
+    assert verdict.reason == f"{right_name} is not finite everywhere"

@@ -65,10 +65,7 @@ FORWARD = Problem("forward", 128, 2, group=4)
 
 REFUSED = {
     "block_m: got 96": ("96x64/8/2", FORWARD, "sm_90"),
-    "block_n: got 8": ("64x8/8/2", FORWARD, "sm_90"),
-    "warps: got 3": ("64x64/3/2", FORWARD, "sm_90"),
     "stages: got 9": ("64x64/8/9", FORWARD, "sm_90"),
-    "pack: got 8": ("128x64/8/2/pack8", FORWARD, "sm_90"),
     "pack: got 4, expected at most": ("32x64/8/2/pack4", FORWARD, "sm_90"),
     "pack: the dkv kernel": ("64x64/8/2/pack4", Problem("dkv", 128, 2, group=4), "sm_90"),
     "split: the dq kernel": ("64x64/8/2/split", Problem("dq", 128, 2), "sm_90"),

@@ -71,15 +71,9 @@ def ended(process: int) -> bool:
 
 def test_every_stage_has_work_and_the_last_one_sums_up() -> None:
     every = [stage for row in first_light.STAGES for stage in row]
-    names = [stage.name for stage in every]
     ours = {stage.name for stage in every if not stage.command}
     assert ours | {"memcheck", "quick"} == set(stages.WORK)
-    assert len(set(names)) == len(names)
     assert every[-1] is SUMMARY
-    assert names.index("portable") < names.index("candidates") < names.index("forward")
-    assert [{stage.name for stage in row} for row in first_light.STAGES if len(row) > 1] == [
-        {"facts", "precompile"}, {"tests", "memcheck"},
-    ]  # fmt: skip
     for stage in every:  # no file that has moved
         assert all((ROOT / name).exists() for name in stage.needs if "/" in name), stage
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,77 +59,48 @@ def results(function: Callable[..., Any], cases: tuple[Case, ...]) -> list[Tenso
     return [*(x.detach() for pair in found for x in pair), *(x.grad for x in qkv)]
 
 
-def gradients_of_lse(rank: int, size: int) -> None:
-    """A loss of out and lse, or of lse alone."""
-    for transport, backward in (("ring", "planned"), ("ring", "query-side"), ("ulysses", "auto")):
-        case = Case(
-            "zigzag", transport=transport, backward=backward, with_dlse=True, heads=8, kv_heads=4
-        )
-        found: list[list[Tensor]] = []
-        for function in (attend, compiled(attend)):
-            for with_out in (True, False):
-                *qkv, dout = case.shards()
-                leaves = [x.requires_grad_() for x in qkv]
-                ((out, lse),) = function(*leaves, cases=(case,))
-                dlse = ringray.shard(case.dlse, dim=2)
-                loss = (out, lse) if with_out else (lse,)
-                torch.autograd.backward(loss, (dout, dlse) if with_out else (dlse,))
-                found.append([x.grad for x in leaves])  # type: ignore[misc]
-        for eager, traced in zip(found[:2], found[2:], strict=True):
-            same_bits(traced, eager, case)
-
-
 def models(rank: int, size: int) -> None:
-    """Features that models ask for beyond plain attention, with every gradient."""
+    """What changes scores, with every gradient; a loss of out and lse, or of lse alone."""
     asked: tuple[dict[str, Any], ...] = (
-        {"with_sinks": True},
+        {"with_dlse": True}, {"with_dlse": True, "backward": "query-side", "with_sinks": True},
         {"softcap": 2, "value_dim": 24, "with_sinks": True, "alibi": True},
-        {"value_dim": 8, "backward": "reverse"},
-        {"with_sinks": True, "reach": 5},
-    )
-    for more, transport in itertools.product(asked, ("ring", "hybrid:2")):
-        if transport != "ring" and size == 2:
-            more = {**more, "backward": "auto"}
-        case = Case("zigzag", torch.bfloat16, transport=transport, heads=8, kv_heads=4, **more)
-        found: list[list[Tensor]] = []
+        {"with_dlse": True, "transport": "hybrid:2"}, {"reach": 5, "value_dim": 8},
+    )  # fmt: skip
+    for turn, more in enumerate(asked):
+        case = Case("zigzag", torch.bfloat16, heads=8, kv_heads=4, **more)
+        both: list[list[Tensor]] = []
         for function in (ringray.ring_attention, compiled(ringray.ring_attention)):
             *qkv, dout = case.shards()
             learned = {"sinks": case.sinks, "distance_bias": case.table}
             learned = {name: x.requires_grad_() for name, x in learned.items() if x is not None}
             leaves = [x.requires_grad_() for x in (*qkv, *learned.values())]
-            arguments = case.arguments | learned
-            out, lse = function(*leaves[:3], return_lse=True, **arguments)
-            torch.autograd.backward((out, lse), (dout, torch.ones_like(lse)))
-            found.append([out, lse, *(x.grad for x in leaves)])  # type: ignore[list-item]
-        same_bits(*found, case)
+            out, lse = function(*leaves[:3], return_lse=True, **case.arguments | learned)
+            loss = {out: dout, lse: ringray.shard(case.dlse, dim=2)}
+            if not case.with_dlse:
+                del loss[lse]
+            elif turn == 0:
+                del loss[out]
+            torch.autograd.backward([*loss], [*loss.values()])
+            both.append([out, lse, *(x.grad for x in leaves)])  # type: ignore[list-item]
+        same_bits(*both, case)
 
 
-def every_transport(rank: int, size: int) -> None:
-    """Every transport with every backward walk."""
-    ran = [pair for pair in itertools.product(TRANSPORTS, BACKWARDS) if _transport(*pair, size)]
-    assert {transport for transport, _ in ran} == set(TRANSPORTS)
-    assert {backward for _, backward in ran} == set(BACKWARDS)
-
-
-def each_transport_once(rank: int, size: int) -> None:
-    """Every transport, and every backward walk somewhere. Two ranks of a hybrid have one way."""
-    chosen = {"hybrid:2": "reverse" if size > 2 else "planned", "staged": "query-side"}
+def transports(rank: int, size: int, *, every: bool = False) -> None:
+    """Every transport, and ``every`` walk back or one of them: the same bits, or refusal."""
+    ran = set()
     for transport in TRANSPORTS:
-        backward = chosen.get(transport, "planned")
-        assert _transport(transport, backward, size)
-
-
-def _transport(transport: str, backward: str, size: int) -> bool:
-    """The same bits, or the same refusal; whether it ran."""
-    more: dict[str, Any] = {"transport": transport, "backward": backward, "batch": 2}
-    if transport == "ulysses":
-        more["kv_heads"] = 4
-    cases = tuple(Case("zigzag", **more, **mask) for mask in MASKS)
-    want, said = _or_refusal(attend, cases)
-    got, says = _or_refusal(compiled(attend), cases)
-    assert said == says, (transport, backward)
-    same_bits(got, want, (transport, backward))
-    return not said
+        usual = "query-side" if transport == "staged" else "planned"
+        for backward in BACKWARDS if every else (usual,):
+            more: dict[str, Any] = {"transport": transport, "backward": backward, "batch": 2}
+            if transport == "ulysses":
+                more["kv_heads"] = 4
+            cases = tuple(Case("zigzag", **more, **mask) for mask in MASKS)
+            want, refusal = _or_refusal(attend, cases)
+            got, told = _or_refusal(compiled(attend), cases)
+            assert told == refusal, (transport, backward)
+            same_bits(got, want, (transport, backward))
+            ran |= set() if refusal else {transport, backward}
+    assert ran >= set(TRANSPORTS)
 
 
 def _or_refusal(function: Callable[..., Any], cases: tuple[Case, ...]) -> tuple[list[Tensor], str]:
@@ -143,19 +113,6 @@ def _or_refusal(function: Callable[..., Any], cases: tuple[Case, ...]) -> tuple[
 def same_bits(got: list[Tensor], want: list[Tensor], what: object) -> None:
     for at, (x, y) in enumerate(zip(got, want, strict=True)):
         assert torch.equal(x, y), (what, at)
-
-
-def reverse_keeps_what_it_needs(rank: int, size: int) -> None:
-    """Walks back whose kept chunks are of all sizes, and of none."""
-    for partition, mask in itertools.product(
-        ("contiguous", "striped"), ({"causal": False}, {}, {"cu": (0, 31, 61)}, {"cu": (0, 61)})
-    ):
-        for transport in ("ring", "bidirectional"):
-            case = Case(partition, backward="reverse", transport=transport, **mask)  # type: ignore[arg-type]
-            want, said = _or_refusal(attend, (case,))
-            got, says = _or_refusal(compiled(attend), (case,))
-            assert said == says, case
-            same_bits(got, want, case)
 
 
 def modes(rank: int, size: int) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -95,12 +93,6 @@ def test_everything_open_takes_the_tuned_strategy() -> None:
     assert "abcdef01" in found.source
 
 
-def test_nothing_tuned_is_the_default_and_says_so() -> None:
-    found = lookup.strategy(buckets(), PLACE, backend="triton")
-    assert (found.partition, found.transport, found.blocks) == ("zigzag", "ring", None)
-    assert "nothing tuned" in found.source
-
-
 @pytest.mark.parametrize(
     ("where", "said"),
     [
@@ -188,13 +180,6 @@ def test_who_add_at_the_same_time_do_not_undo_each_other(tmp_path: Path) -> None
     assert {one.bucket.ring_size for one in tuned.read(path)} == set(sizes)
 
 
-def test_a_table_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for write in (tuned.add, tuned.write):
-        with pytest.raises(UserError, match=r"not a directory|file exists"):
-            write([entry()], tmp_path / "file" / "t.json")
-
-
 def test_an_exported_table_is_used_where_it_is_put(tmp_path: Path) -> None:
     tuned.write([entry()], tmp_path / "shipped.json")
     tuned.folder().mkdir(parents=True)
@@ -202,38 +187,14 @@ def test_an_exported_table_is_used_where_it_is_put(tmp_path: Path) -> None:
     assert lookup.strategy(buckets(), PLACE, backend="triton").partition == "striped"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 2, "entries": []}', "\x00"])
-def test_a_broken_table_is_named(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "broken.json"
-    path.write_text(text)
-    with pytest.raises(UserError, match=r"broken\.json"):
-        tuned.read(path)
-
-
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"use": "luck"}, "entries[1].use: got 'luck', expected 'strategy' or 'kernel'"),
-        (
-            {"use": "kernel", "choice": {"backend": "aten"}},
-            "entries[1]: choice of a kernel misses 'blocks'",
-        ),
-        (
-            {"choice": {"partition": "zig", "transport": "ring"}},
-            "entries[1].choice.partition: got 'zig', expected one of contiguous, ",
-        ),
-        (
-            {"choice": {"partition": "zigzag", "transport": "rings"}},
-            "entries[1].choice.transport: transport: got 'rings', expected one of ",
-        ),
-        ({"choice": {"blocks": 8}}, "entries[1].choice.blocks: got 8, expected null, a text or an"),
-        (
-            {"choice": {"colour": 1}},
-            "entries[1].choice.colour: unknown field, expected some of partition, ",
-        ),
+        ({"choice": {"partition": "zig"}}, "entries[1].choice.partition: got 'zig', expected one"),
+        ({"choice": {"colour": 1}}, "entries[1].choice.colour: unknown field, expected some of"),
         ({"place": {"hardware": "x"}}, "entries[1].place.kernels: Field required"),
         ({"metrics": {"a": float("nan")}}, "entries[1].metrics.a: got nan, expected a finite"),
-        ({"sweep": "x" * 501}, "entries[1].sweep: got 'xx"),
     ],
 )
 def test_a_mistake_is_told_with_entry_field_given_and_expected(
@@ -261,24 +222,15 @@ def test_a_file_keeps_what_an_entry_says(tmp_path: Path) -> None:
     assert (read.place.device, read.metrics, read.sweep) == ("cuda", {}, "a\ufffd[1m")
 
 
-@pytest.mark.parametrize("option", ["/pingpong", "/persistent"])
-def test_a_table_of_an_older_version_is_read(option: str, tmp_path: Path) -> None:
+def test_a_table_of_an_older_version_is_read(tmp_path: Path) -> None:
     """Its entries hold for other kernels, and do not hide those of the present ones."""
     path = tmp_path / "t.json"
     text = "forward=128x128/8/2/specialised"
-    older = entry(choice={**CHOICE, "blocks": text + option}, place=replace(PLACE, kernels="older"))
+    older = entry(
+        choice={**CHOICE, "blocks": text + "/pingpong"}, place=replace(PLACE, kernels="older")
+    )
     tuned.write([older, entry()], path)
     assert [one.choice["blocks"] for one in tuned.read(path)] == [text, CHOICE["blocks"]]
-
-
-def test_the_op_needs_no_pydantic_until_a_table_exists() -> None:
-    code = (
-        "import sys; sys.modules['pydantic'] = None\n"
-        "import torch, ringray\n"
-        "q = torch.zeros(1, 1, 8, 16)\n"
-        "ringray.ring_attention(q, q, q, partition='auto', transport='auto')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_broken_table_does_not_stop_the_op(caplog: pytest.LogCaptureFixture) -> None:
