@@ -34,7 +34,7 @@ class Scoring(NamedTuple):
 class Gradients(NamedTuple):
     """Output and gradients of one attention: out (B, Hq, S, Dv), dq (B, Hq, S, D), dk (B, Hkv, S,
     D), dv (B, Hkv, S, Dv); dsinks (B, Hq, S), dtable (B, Hq, S, 2 R + 1): the share of each row in
-    the gradient of a sink and of a table of biases."""
+    the gradient of a sink and of a table of biases; lse (B, Hq, S), of the oracle."""
 
     out: Tensor
     dq: Tensor | None = None
@@ -42,6 +42,7 @@ class Gradients(NamedTuple):
     dv: Tensor | None = None
     dsinks: Tensor | None = None
     dtable: Tensor | None = None
+    lse: Tensor | None = None
 
 
 def make_inputs(
@@ -129,10 +130,18 @@ def _places(q: Tensor, table: Tensor) -> Tensor:
 
 
 def oracle(
-    q: Tensor, k: Tensor, v: Tensor, dout: Tensor | None, seen: Tensor, *, scale: float, **how: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dout: Tensor | None,
+    seen: Tensor,
+    *,
+    scale: float,
+    dlse: Tensor | None = None,
+    **how: Any,
 ) -> Gradients:
     """Computes attention and its gradients in fp64 by autograd; ``seen`` (S, S) as ``visible``;
-    ``how``: the fields of ``Scoring``."""
+    ``dlse``: gradient of lse (B, Hq, S), if any; ``how``: the fields of ``Scoring``."""
     softcap, sinks, slopes, factors, table = Scoring(**how)
     inputs = [q, k, v]
     if sinks is not None:
@@ -151,6 +160,7 @@ def oracle(
     scores = scores.masked_fill(~seen, -math.inf)
     if sinks is not None:
         scores = torch.cat([scores, leaves[3].unsqueeze(-1)], -1)
+    lse = torch.logsumexp(scores, -1)
     blind = ~seen.any(-1, keepdim=True)
     weights = torch.softmax(scores.masked_fill(blind, 0.0), -1).masked_fill(blind, 0.0)
     weights = weights[..., : k.shape[2]]
@@ -158,10 +168,15 @@ def oracle(
         weights = weights * factors
     out = weights @ wide_v
     if dout is None:
-        return Gradients(out.detach())
-    gradients = torch.autograd.grad(out, leaves, dout.double())
+        return Gradients(out.detach(), lse=lse.detach())
+    of_results = [(out, dout.double())]
+    if dlse is not None:
+        of_results.append((lse, dlse.double()))
+    results, upstream = zip(*of_results, strict=True)
+    gradients = torch.autograd.grad(results, leaves, upstream)
     names = ["dsinks"] * (sinks is not None) + ["dtable"] * (table is not None)
-    return Gradients(out.detach(), *gradients[:3], **dict(zip(names, gradients[3:], strict=True)))
+    more = dict(zip([*names, "lse"], [*gradients[3:], lse.detach()], strict=True))
+    return Gradients(out.detach(), *gradients[:3], **more)
 
 
 def yardstick(

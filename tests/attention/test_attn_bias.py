@@ -72,11 +72,6 @@ def test_rings(size: int) -> None:
     on_ring(size, [checks.pairs, *([checks.compiled] if size == 2 else [])])
 
 
-def test_a_module_shows_the_shape_of_a_bias() -> None:
-    layer = ringray.nn.ContextParallelAttention(64, 4, attn_bias=torch.zeros(1, 4, 8, 8))
-    assert "attn_bias=(1, 4, 8, 8)" in repr(layer)
-
-
 def test_16_bits_under_autocast() -> None:
     inputs, bias = checks.problem(38), checks.make_bias((1, 4), 38)
     with torch.autocast("cpu", torch.bfloat16):
@@ -94,8 +89,6 @@ def test_biases_that_are_refused() -> None:
     q, k, v, _ = checks.problem(8)
     for wrong, says in (
         (torch.zeros(1, 4, 8, 9), r"expected None or a tensor \(2 or 1, 4 or 1, 8, 8\)"),
-        (torch.zeros(8, 8), r"of shape \(8, 8\)"),
-        (torch.zeros(1, 2, 8, 8), r"of shape \(1, 2, 8, 8\)"),
         (torch.zeros(1, 4, 8, 8).double(), "got torch.float64"),
         (torch.zeros(1, 4, 8, 8).to_sparse(), "layout torch.sparse"),
         (0.5, "got float"),

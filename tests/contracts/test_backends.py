@@ -139,16 +139,6 @@ def test_any_strides(backend: str, layout: str, chosen: tuple[int, ...]) -> None
         check(problem, compute(backend, problem, (q, k, v, dout)), f"{chosen} as {layout}")
 
 
-def test_heads_shared_by_a_stride_of_zero(backend: str) -> None:
-    problem = Problem(batch=2, heads=4, kv_heads=4)
-    q, k, v, dout = problem.inputs
-    shared = (q, k[:, :1].expand(-1, 4, -1, -1), v[:, :1].expand(-1, 4, -1, -1), dout)
-    copied = (q, shared[1].contiguous(), shared[2].contiguous(), dout)
-    a, b = (compute(backend, problem, inputs) for inputs in (shared, copied))
-    for x, y in zip((a.out, *a.grads.values()), (b.out, *b.grads.values()), strict=True):
-        torch.testing.assert_close(x, y)
-
-
 def test_each_batch_entry_may_have_its_own_intervals(backend: str) -> None:
     masks = [{}, {"window": 9}, {"causal": False, "cu": (0, 30, 61)}, {"window": 0}]
     problems = [Problem(batch=4, heads=2, kv_heads=1, **mask) for mask in masks]

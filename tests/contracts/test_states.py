@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 import ringray
@@ -16,11 +14,6 @@ from tests.support.ranks import on_ring
 @pytest.mark.parametrize("size", [*exhaustive(1), 2])
 def test_states_of_torch_change_no_result(size: int) -> None:
     on_ring(size, (checks.functions_in_states, checks.caches_in_states, checks.checkpointed))
-
-
-@pytest.mark.parametrize("size", exhaustive(2, 3))
-def test_500_random_rings_in_states(size: int) -> None:
-    on_ring(size, (partial(checks.random_rings_in_states, seed=20261127, count=250),))
 
 
 def test_every_public_function_is_listed() -> None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringray.attention.problem import keywords
 from ringray.lab.predict import cost_model, hardware
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask, uneven_boundaries
-from ringray_kernels.intervals import intervals, visible_ranges
 from tests.support.brute_force import any_mask, blocks, masks, problems, rows, seen
 from tests.support.exhaustive import exhaustive
 from tests.support.point import point
@@ -94,31 +90,6 @@ def test_queries_that_travel_are_those_that_see_a_key(problem: tuple[str, int, i
         check_hulls(counted, np.array([0, padded // ranks]), (key, query), block.any(1))
 
 
-@settings(deadline=None, max_examples=100)
-@given(problems())
-def test_intervals_cover_each_visible_pair_exactly_once(
-    problem: tuple[str, int, int, Mask],
-) -> None:
-    """The rows' intervals, which the kernels get, say what the closed forms say."""
-    name, padded, ranks, mask = problem
-    counted = geometry.pairs(Layout(name, padded, ranks), mask)
-    dealt = [torch.from_numpy(one) for one in rows(name, padded, ranks)]
-    covered = torch.zeros(padded, padded, dtype=torch.int64)
-    for query in range(ranks):
-        ranges = visible_ranges(dealt[query], mask.seq_len, **keywords(mask, "cpu"))
-        for key in range(ranks):
-            count = 0
-            for low, high in ranges:
-                start, end = intervals(low, high, dealt[key])
-                assert (start.diff() >= 0).all()
-                assert (end.diff() >= 0).all()
-                count += int((end - start).clamp(min=0).sum())
-                for i, (a, b) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-                    covered[dealt[query][i], dealt[key][a:b]] += 1
-            assert count == counted.visible[query, key]
-    assert np.array_equal(covered.numpy(), seen(mask, padded).astype(np.int64))
-
-
 @pytest.mark.parametrize("causal", [True, False])
 def test_flops_are_exact(causal: bool) -> None:
     """4 D per visible pair and head forward, 2.5 times that backward."""
@@ -151,26 +122,20 @@ def test_balance_of_causal_work() -> None:
         {"seq_len": 8, "window": -1},
         {"seq_len": 8, "window": 2, "causal": False},
         {"seq_len": 8, "window": (2, 1)},
-        {"seq_len": 8, "window": (2, -1), "causal": False},
-        {"seq_len": 8, "window": (-1, None)},
         {"seq_len": 8, "chunk": 0},
         {"seq_len": 8, "prefix": (-1,)},
         {"seq_len": 8, "prefix": (1, 2)},
-        {"seq_len": 8, "prefix": (1, 2, 3), "documents": (0, 4, 8)},
         {"seq_len": 8, "prefix": (3,), "causal": False},
         {"seq_len": 8, "global_tokens": 0, "window": 2},
         {"seq_len": 8, "global_tokens": 2},
-        {"seq_len": 8, "global_tokens": 2, "window": (None, None), "causal": False},
         {"seq_len": 8, "global_tokens": 2, "window": 2, "prefix": (3,)},
         {"seq_len": 8, "global_tokens": 2, "documents": ((0, 8), (0, 3, 8))},
         {"seq_len": 8, "shared_prefix": 0, "documents": (0, 4, 8)},
         {"seq_len": 8, "shared_prefix": 2},
         {"seq_len": 8, "shared_prefix": 2, "documents": (0, 4, 8), "prefix": (3,)},
-        {"seq_len": 8, "shared_prefix": 2, "window": 2, "global_tokens": 1},
         {"seq_len": 8, "documents": (0, 4)},
         {"seq_len": 8, "documents": (1, 8)},
         {"seq_len": 8, "documents": (0, 5, 3, 8)},
-        {"seq_len": 8, "documents": (8,)},
     ],
 )
 def test_masks_that_mean_nothing(mask: dict[str, object]) -> None:
@@ -240,15 +205,3 @@ def test_numbers_of_32_bits_suffice_where_they_are_taken(
         for narrow, wide in zip(counted, uncached(*problem, travelling), strict=True):
             assert np.array_equal(narrow, wide)
     assert counted.visible.sum() == geometry.total_visible(problem[1])
-
-
-def test_a_million_tokens_cost_no_rows() -> None:
-    """Closed forms: the numbers of a huge problem are exact and no row is listed."""
-    began = time.perf_counter()
-    seq_len = 2**31 - 1
-    mask = Mask(seq_len)
-    for name in PARTITIONS:
-        padded = padded_length(name, seq_len, 64)
-        counted = geometry.pairs(Layout(name, padded, 64), mask)
-        assert int(counted.visible.sum()) == seq_len * (seq_len + 1) // 2
-    print(f"{time.perf_counter() - began:.3f} s")
