@@ -15,7 +15,6 @@ KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 Path = Literal["pointers", "descriptors", "specialised"]
 
 # Options of kernels that older records name.
-_REMOVED = re.compile("/(pingpong|persistent)|,?(ordered|atomic)_dq")
 _KIB = 1024
 _FP8_DEPTH = 32  # elements: the least over which a product in e4m3 sums
 
@@ -156,12 +155,6 @@ class Blocks:
                 )
             named[name] = BlockConfig.parse(value)
         return cls(**named)
-
-    @classmethod
-    def recorded(cls, text: str) -> Blocks:
-        """Reads what any version has recorded, without the options that no kernel has any more."""
-        rest = _REMOVED.sub("", text)
-        return cls.parse(rest) if rest else cls()
 
     @property
     def given(self) -> dict[Kernel, BlockConfig]:

@@ -48,7 +48,7 @@ def _transport(value: str) -> str:
 
 def _blocks(value: Any) -> int | str | None:
     if isinstance(value, str):
-        return str(Blocks.recorded(value))
+        return str(Blocks.parse(value))
     if value is None or (type(value) is int and 16 <= value <= 65536):
         return value
     raise ValueError(f"got {value!r:.80}, expected null, a text or an integer from 16 to 65536")

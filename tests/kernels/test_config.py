@@ -42,14 +42,6 @@ def test_a_text_that_is_no_config(text: str) -> None:
             Blocks.parse(blocks)
 
 
-@pytest.mark.parametrize("options", ["", "/pingpong/persistent"])
-def test_records_of_older_versions_are_read(options: str) -> None:
-    text = "forward=128x128/8/2/specialised{},dq=128x64/8/4/specialised"
-    assert str(Blocks.recorded(text.format(options))) == text.format("")
-    for former in ("dkv=64x128/8/2,ordered_dq", "atomic_dq"):
-        assert "_dq" not in str(Blocks.recorded(former))
-
-
 def test_parts_cover_the_head_dim() -> None:
     for head_dim in range(1, 257):
         first, rest = head_dim_parts(head_dim)

@@ -20,6 +20,7 @@ from ringray_kernels import State, forward, testing
 from ringray_kernels.api import BackwardOperands, Features, Operands, load_backend
 from ringray_kernels.backends import GPU_ONLY, aten, cudnn, flash, fused
 from ringray_kernels.intervals import intervals, visible_range
+from tests.support.backend_problems import truth
 from tests.support.point import point
 
 ROWS, HEADS, KV_HEADS, DIM = 150, 4, 2, 16
@@ -283,8 +284,7 @@ def test_two_hops_are_within_the_budget(
         dv[:, :, keys] += part_v
     assert kernels.calls > 0 or not owner  # these are in fp32
     seen = testing.visible(ROWS, **MASKS[mask])
-    want = testing.oracle(q, k, v, dout, seen, scale=SCALE)
-    yard = testing.yardstick(q, k, v, dout, seen, scale=SCALE, causal=MASKS[mask]["causal"])
+    want, yard = truth((q, k, v, dout), seen, SCALE, causal=MASKS[mask]["causal"])
     found = {"out": state.out, "dq": dq, "dk": dk, "dv": dv}
     for name, got in found.items():
         share = testing.budget_share(

@@ -221,19 +221,15 @@ def compute(
     return Result(state.out, state.lse, grads)
 
 
-def check(problem: Problem, result: Result, case: str = "") -> None:
-    """Within the error budget, in all four tensors; lse too."""
-    q, k, v, dout = problem.inputs
-    seen, scale = problem.seen, problem.scale
-    scoring: dict[str, Any] = {
-        "softcap": problem.softcap, "sinks": problem.sinks, "slopes": problem.slopes,
-        "factors": testing.dropout_factors(q, problem.dropout_p, DROPOUT_SEED),
-        "table": problem.table,
-    }  # fmt: skip
+def truth(
+    inputs: tuple[Tensor, ...], seen: Tensor, scale: float, *, causal: bool, **scoring: Any
+) -> tuple[testing.Gradients, testing.Gradients]:
+    """The right results in fp64, and the yardstick of their budget."""
+    q, k, v, dout = inputs
     want = testing.oracle(q, k, v, dout, seen, scale=scale, **scoring)
     # SDPA scales after masking: what it gives for -q is right, and as exact.
     sign = -1 if scale <= 0 else 1
-    more = {"scale": max(abs(scale), 1e-30), "causal": problem.causal, **scoring}
+    more = {"scale": max(abs(scale), 1e-30), "causal": causal, **scoring}
     try:
         yard = testing.yardstick(sign * q, k, v, dout, seen, **more)
     except RuntimeError:
@@ -243,13 +239,23 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
         usual = testing.yardstick(*(x.cpu() for x in (sign * q, k, v, dout, seen)), **more)
         yard = testing.Gradients(*(None if x is None else x.to(q.device) for x in usual))  # type: ignore[arg-type]
     assert yard.dq is not None
-    yard = yard._replace(dq=sign * yard.dq)
+    return want, yard._replace(dq=sign * yard.dq)
+
+
+def check(problem: Problem, result: Result, case: str = "") -> None:
+    """Within the error budget, in all four tensors; lse too."""
+    inputs = problem.inputs
+    want, yard = truth(
+        inputs, problem.seen, problem.scale, causal=problem.causal, softcap=problem.softcap,
+        sinks=problem.sinks, slopes=problem.slopes, table=problem.table,
+        factors=testing.dropout_factors(inputs[0], problem.dropout_p, DROPOUT_SEED),
+    )  # fmt: skip
     for name, got in (("out", result.out), *result.grads.items()):
         pair = getattr(want, name), getattr(yard, name)
         if name in ("dsinks", "dtable"):
             share = testing.sinks_share(got, *pair)
         else:
-            share = testing.budget_share(got, *pair, dout)
+            share = testing.budget_share(got, *pair, inputs[3])
         assert share <= 1, f"{case} {problem}: {name} takes {share:.3f} of its budget"
     assert want.lse is not None
     torch.testing.assert_close(result.lse, want.lse.float(), atol=2e-3, rtol=1e-4, msg=case)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 import ringray
 from ringray_kernels import testing
+from tests.support import backend_problems
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,15 +47,10 @@ class Truth(NamedTuple):
 def truth(case: Case) -> Truth:
     """The truth about ``case``, which no partition changes."""
     q, k, v, dout = case.inputs
-    seen = testing.visible(case.seq_len, **case.mask)
-    scale = case.factor
-    want = testing.oracle(q, k, v, dout, seen, scale=scale, **case.scoring)
-    sign = -1 if scale <= 0 else 1  # SDPA scales after masking
-    yard = testing.yardstick(
-        sign * q, k, v, dout, seen, scale=max(abs(scale), 1e-30), causal=case.causal,
-        **case.scoring,
-    )  # fmt: skip
-    yard = yard._replace(dq=sign * yard.dq)  # type: ignore[operator]
+    seen, scale = testing.visible(case.seq_len, **case.mask), case.factor
+    want, yard = backend_problems.truth(
+        case.inputs, seen, scale, causal=case.causal, **case.scoring
+    )
     if case.with_dlse:  # whose part is as exact as the dtype
         both = testing.oracle(q, k, v, dout, seen, scale=scale, dlse=case.dlse, **case.scoring)
         parts = {

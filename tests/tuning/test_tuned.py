@@ -222,17 +222,6 @@ def test_a_file_keeps_what_an_entry_says(tmp_path: Path) -> None:
     assert (read.place.device, read.metrics, read.sweep) == ("cuda", {}, "a\ufffd[1m")
 
 
-def test_a_table_of_an_older_version_is_read(tmp_path: Path) -> None:
-    """Its entries hold for other kernels, and do not hide those of the present ones."""
-    path = tmp_path / "t.json"
-    text = "forward=128x128/8/2/specialised"
-    older = entry(
-        choice={**CHOICE, "blocks": text + "/pingpong"}, place=replace(PLACE, kernels="older")
-    )
-    tuned.write([older, entry()], path)
-    assert [one.choice["blocks"] for one in tuned.read(path)] == [text, CHOICE["blocks"]]
-
-
 def test_a_broken_table_does_not_stop_the_op(caplog: pytest.LogCaptureFixture) -> None:
     tuned.folder().mkdir(parents=True)
     (tuned.folder() / "broken.json").write_text("?")
