@@ -199,30 +199,6 @@ LONG = {
     },
 }  # fmt: skip
 ROUTED = {"output_router_logits": True, "router_aux_loss_coef": 0.5}
-AVERAGED = {"gradients": "mean"}
-
-
-def variants() -> list[Case]:
-    """Configs on which a rank alone would compute something else."""
-    llama, phi = ("llama", "LlamaForCausalLM"), ("phi3", "Phi3ForCausalLM")
-    found = [
-        Case("causal", *llama, DYNAMIC),
-        Case("causal", *llama, DYNAMIC, {"partition": "contiguous"}),
-        Case("causal", "mistral", "MistralForCausalLM", DYNAMIC, {"partition": "striped"}),
-        Case("causal", *phi, LONG),
-        Case("causal", *phi, LONG, AVERAGED),
-        Case("causal", "opt", "OPTForCausalLM", {"layerdrop": 0.5}),
-        Case("sequence", *("llama", "LlamaForSequenceClassification"), {}, AVERAGED),
-        Case("sequence", *("bert", "BertForSequenceClassification"), {}, AVERAGED),
-        Case("masked", *("roberta", "RobertaForMaskedLM"), {}, AVERAGED),
-        Case("token", *("bert", "BertForTokenClassification"), {}, AVERAGED),
-        Case("sequence", *("bert", "BertForSequenceClassification"), {"num_labels": 1}),
-        Case("sequence", *("gpt2", "GPT2ForSequenceClassification"), {"pad_token_id": None}),
-    ]
-    for kind, name in classes("causal").items():
-        if hasattr(transformers.CONFIG_MAPPING[kind], "output_router_logits"):
-            found += [Case("causal", kind, name, ROUTED, more) for more in ({}, AVERAGED)]
-    return found
 
 
 def tokens(case: Case, count: int) -> tuple[Tensor, Tensor | None]:
