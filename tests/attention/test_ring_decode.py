@@ -71,15 +71,6 @@ def test_keys_are_not_copied() -> None:
     assert peak < k.numel() * k.element_size() / 8
 
 
-def test_the_shards_of_a_prefill_remember_their_length() -> None:
-    k = torch.randn(1, 1, 61, 8)
-    shard = ringray.shard(k, dim=2)
-    cache = ringray.ShardedKV.of_shards(shard, shard, capacity=70)
-    assert (cache.length, cache.rows, cache.capacity) == (61, 61, 70)
-    shard.fill_(torch.nan)  # a copy was kept
-    assert torch.equal(cache.k, k)
-
-
 def test_autocast_is_followed() -> None:
     x = torch.randn(1, 2, 8, 8)
     cache = ringray.ShardedKV.of_shards(x.bfloat16(), x.bfloat16(), capacity=8)

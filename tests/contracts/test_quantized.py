@@ -29,7 +29,6 @@ from tests.support.exhaustive import exhaustive
 from tests.support.ranks import Case, on_ring
 
 NAN = float("nan")
-ACCURACY = 0.06  # of out, in norms over the whole tensor; normal values give 0.04
 
 
 def uneven(*tensors: Tensor) -> list[Tensor]:
@@ -93,8 +92,6 @@ TRIED: dict[str, dict[str, Any]] = {
     "full": {"causal": False, "head_dim": 64, "heads": 4, "kv_heads": 2},
     "window": {"window": 9, "head_dim": 24, "batch": 2},
     "documents": {"cu": (0, 1, 33, 61), "head_dim": 80, "value_dim": 48},
-    "soft cap": {"softcap": 2.0, "factor": 0.7},
-    "negative scale": {"factor": -0.3, "head_dim": 100},
     "no scale": {"factor": 0.0},
     "negative scale and soft cap": {"softcap": 0.5, "factor": -0.3},
 }
@@ -123,13 +120,6 @@ def test_attention_in_8_bits(backend: str, tried: str) -> None:
         got = attend(backend, problem, q, k, v)
         share = testing.budget_share(got, want, yard, dout)
         assert share <= 1, f"{problem}: out takes {share:.3f} of its budget"
-
-
-def test_random_inputs_give_an_accuracy(backend: str) -> None:
-    problem = RankProblem(rows=130 if interpreted(backend) else 600, head_dim=64)
-    q, k, v, _ = problem.inputs
-    want = testing.oracle(q, k, v, None, problem.seen, scale=problem.scale).out
-    assert norm_of_difference(attend(backend, problem, q, k, v), want) < ACCURACY
 
 
 @pytest.mark.parametrize("blocks", ["forward=32x32/4/2", "forward=64x64/4/2/descriptors"])
