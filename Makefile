@@ -32,7 +32,7 @@ LONG_LEAST = --least slow=15 --least chaos=22 --least browser=3 --least promethe
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock quickstart autoscaling multihost test oldest lint format chaos exhaustive campaign soak fuzz mutants audit docs gpu clean
+.PHONY: help setup lock quickstart autoscaling multihost test oldest lint format chaos exhaustive campaign soak fuzz mutants audit screenshots docs gpu clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' Makefile
@@ -125,6 +125,10 @@ mutants: $(STAMP) ## change the product in small wrong ways and see that tests f
 audit: $(STAMP) ## look for known vulnerabilities of what constraints.txt pins
 	@grep == constraints.txt > $(VENV)/pinned.txt
 	@$(BIN)/pip-audit --strict --no-deps --disable-pip -r $(VENV)/pinned.txt
+
+# Needs a Chromium that is installed; none is downloaded.
+screenshots: $(STAMP) ## draw MLflow's pages, a report and pages of the site into docs/images
+	@$(BIN)/python -m tests.browser.screenshots
 
 # Broken links end it. Needs no network; the pages open from the disk, too.
 docs: $(STAMP) ## build the documentation into site/

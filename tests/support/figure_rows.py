@@ -34,7 +34,7 @@ def timed(ms: float, mib: float = 10.0, baseline: float | None = 100.0) -> dict[
 
 
 def strategies() -> list[TrialRow]:
-    """Two directions, two lengths, four strategies: the figures of measured times."""
+    """Two directions, two lengths, four strategies: all figures but that of blocks."""
     points = grid(
         seq_len=[2048, 8192],
         direction=["forward", "forward+backward"],
@@ -42,6 +42,20 @@ def strategies() -> list[TrialRow]:
         transport=["ring", "allgather"],
     )
     return [row(i, timed(10.0 + 7 * i % 11, 10.0 + i), **point) for i, point in enumerate(points)]
+
+
+def tiles() -> list[TrialRow]:
+    """Blocks of two Triton kernels, and the default."""
+    points = grid(kernel=["forward", "dkv"], m=[64, 128], n=[32, 64, 128], warps=[4, 8])
+    texts = [f"{p['kernel']}={p['m']}x{p['n']}/{p['warps']}/2" for p in points]
+    rows = [row(i, timed(5.0 + 5 * i % 7), blocks=text) for i, text in enumerate(texts)]
+    return [*rows, row(len(rows), timed(6.0), blocks=None)]
+
+
+def cuts() -> list[TrialRow]:
+    """ATen's row blocks by threads."""
+    points = grid(blocks=[64, 256, 1024], threads=[1, 2])
+    return [row(i, timed(5.0 + 3 * i % 5), **point) for i, point in enumerate(points)]
 
 
 def tasks() -> list[TrialRow]:
@@ -59,6 +73,15 @@ def contexts() -> list[TrialRow]:
     return [replace(one, samples={f"score {one.config['seq_len']}": [0.3]}) for one in rows]
 
 
+def predictions() -> list[TrialRow]:
+    """Strategies whose times and memory were predicted, too small by a tenth."""
+    return [
+        replace(one, predicted={"time_ms": one.metrics["median_ms"] / 1.1,
+                                "peak_memory_bytes": one.metrics["peak_memory_bytes"] / 1.1})
+        for one in strategies()
+    ]  # fmt: skip
+
+
 def trainings() -> list[TrialRow]:
     """Trainings with their losses by step."""
     rows = [row(i, {"loss": 1.5 - i}, seq_len=512 << i) for i in range(2)]
@@ -67,5 +90,6 @@ def trainings() -> list[TrialRow]:
 
 
 SWEEPS = {
-    "strategies": strategies, "tasks": tasks, "contexts": contexts, "trainings": trainings,
+    "strategies": strategies, "tiles": tiles, "cuts": cuts, "tasks": tasks, "contexts": contexts,
+    "trainings": trainings,
 }  # fmt: skip

@@ -20,7 +20,7 @@ ENVIRONMENT = {
 
 def write(path: Path, name: str = "which-ring", digest: str = DIGEST) -> Path:
     """Writes 16 measured trials, one that ran out of memory and one that failed."""
-    rows = [*figure_rows.strategies()]
+    rows = [*figure_rows.predictions()]
     rows += [figure_rows.row(16 + i, {}, s, seq_len=16384) for i, s in enumerate(("oom", "failed"))]
     source = f"name: {name}\n# {EVIL}\n"
     with Store(path) as store:

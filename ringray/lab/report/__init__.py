@@ -11,6 +11,7 @@ tables        tables of plans, results, hops and sweeps
 history       all measurements of each trial
 live          views of a running sweep: a table on a terminal, lines elsewhere
 studies       results of searches
+trace_figure  picture of a trace
 palette       colours of figures and pages
 figures       charts of a sweep
 page          self-contained HTML pages

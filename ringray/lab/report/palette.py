@@ -33,6 +33,7 @@ PALETTE: dict[str, tuple[str, str]] = {
     "s2": ("#4a94c4", "#3b78ab"),
     "s3": ("#2171b5", "#62aee6"),
     "s4": ("#08306b", "#c6e2fb"),
+    "pale1": ("#8fbfdd", "#2d6d99"),  # a light form of c1: another pass of the same thing
 }
 LINES = tuple(f"var(--c{number})" for number in range(1, 9))
 

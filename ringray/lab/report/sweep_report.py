@@ -1,7 +1,7 @@
 """The report of sweeps: one page with what was asked, the answer, figures, all trials, faults,
 environment, and how to repeat it.
 
-A pure function of the store's rows.
+A pure function of the store's rows and of the traces beside the store.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from ringray.base import units
 from ringray.base.redaction import hidden
 from ringray.lab.report import page, verdict, words
 from ringray.lab.report.figures import charts
+from ringray.lab.report.figures.data import points
 from ringray.lab.report.tables import results_columns, when
+from ringray.lab.store.traces import path_of
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 _VALUES = 12  # of a field that varies, listed one by one
+_BARS = 1500  # of a timeline
 
 
 def document(sweeps: Sequence[tuple[SweepRow, Sequence[TrialRow]]]) -> str:
@@ -86,6 +89,29 @@ def _pictures(sweep: SweepRow, trials: Sequence[TrialRow]) -> Iterator[page.Pict
 
     for name, chart in charts(trials):
         yield style.picture(chart, f"f{sweep.digest[:12]}-{name}")
+    traced = [point for point in points(trials) if "median_ms" in point.metrics]
+    for trial in sorted(traced, key=lambda point: point.metrics["median_ms"]):
+        if timeline := _timeline(sweep, trial):
+            yield timeline
+            return
+
+
+def _timeline(sweep: SweepRow, trial: TrialRow) -> page.Picture | None:
+    """Returns the ring's timeline in a trial; None without a trace that can be read."""
+    from ringray.lab.report import trace_figure
+    from ringray.lab.report.figures import style
+
+    try:
+        bars = trace_figure.read(path_of(sweep.digest, trial.key).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    shown = sorted(bars, key=lambda bar: bar.began)[:_BARS]
+    title = f"Timeline of trial #{trial.index + 1}, of the least time with a trace"
+    caption = f"the first {_BARS} of {len(bars)} steps" if len(bars) > _BARS else ""
+    if not shown:
+        return None
+    name = f"f{sweep.digest[:12]}-timeline"
+    return style.picture(trace_figure.chart(shown, caption), name, title)
 
 
 def _trials(trials: Sequence[TrialRow]) -> page.PageTable:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ringray.lab.report.figures import (
+    blocks,
     curves,
     data,
     lines,
     memory,
     pareto,
-    scores,
     speedup,
     style,
     throughput,
@@ -22,7 +22,7 @@ from ringray.lab.report.figures import (
 from tests.support.figure_rows import (
     row,
     strategies,
-    tasks,
+    tiles,
     timed,
     trainings,
 )
@@ -132,8 +132,19 @@ def test_the_front_is_what_nothing_beats() -> None:
     assert pareto.draw(data.points(same)) is None, "memory does not vary"
 
 
+def test_tiles_are_query_rows_by_key_rows_of_each_kernel() -> None:
+    found, left_out = blocks.maps(data.points(tiles()))
+    assert [record.title for record in found] == ["forward", "dkv"]
+    assert left_out == 0
+    forward = found[0]
+    assert (forward.x, forward.y, forward.default_ms) == ("key rows", "query rows", 6.0)
+    assert set(forward.cells) == {(n, m) for n in (32, 64, 128) for m in (64, 128)}
+    # Trials 0 and 1 are 64x32 with 4 and 8 warps, of 5 and 10 ms.
+    assert forward.cells[32, 64] == blocks.Cell(5.0, "4/2")
+
+
 def test_ids_of_a_figure_are_its_own_in_a_page() -> None:
-    drawn = scores.draw(data.points(tasks()))
+    drawn = blocks.draw(data.points(tiles()))
     assert drawn is not None
     svg = style.picture(drawn, "its").svg
     ids = set(re.findall(r'\bid="([^"]+)"', svg))

@@ -1,17 +1,23 @@
-"""Traces of a ring in one file."""
+"""Traces of a ring in one file, and their picture."""
 
 from __future__ import annotations
 
 import json
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
 
 from ringray.instruments.hops import Span
+from ringray.lab.report import trace_figure
 from ringray.lab.store import traces
 from ringray.lab.trial.measurement import RankReport
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def reports(ranks: int = 3) -> list[RankReport]:
@@ -63,3 +69,50 @@ def test_one_file_holds_all_ranks(tmp_path: Path) -> None:
     assert sum(sent) == 3 * ((2 << 20) + 1)
     traces.keep(path, traces.text(reports(1)))  # replaced as a whole
     assert {event["pid"] for event in json.loads(path.read_text())} == {0}
+
+
+def test_a_picture_of_it(tmp_path: Path) -> None:
+    out = tmp_path / "out.svg"
+    caption = "4 ranks & <one> $caption$ " * 20
+    assert trace_figure.main([str(written(tmp_path)), str(out), "--caption", caption]) == 0
+    root = ElementTree.fromstring(out.read_text())
+    assert root.tag == f"{SVG}svg"
+    assert 700 < float(root.get("width", 0)) < 900
+    titles = [title.text or "" for title in root.iter(f"{SVG}title")]
+    assert root.get("aria-label") == "Computation, transfers and waits of 3 ranks in 14 ms"
+    assert "var(--" not in out.read_text(), "it stands alone"
+    assert len(titles) == 3 * 6
+    assert titles[0] == "compute: forward, step 0: chunk 0, 3.00 ms"
+    assert "transfer: forward, step 0: chunk 1 from <1>, 2.00 MiB, 4.00 ms" in titles
+    texts = [" ".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+    assert {"rank 0", "rank 1", "rank 2", "ms", "wait", "chunk 1"} <= set(texts)
+    assert caption.strip() in " ".join(texts)
+
+
+EVENT = {"ph": "X", "pid": 0, "tid": 0, "cat": "compute", "name": "a: b", "ts": 0, "dur": 5,
+         "args": {}}  # fmt: skip
+
+
+def test_what_a_trace_says_is_text_in_the_picture(tmp_path: Path) -> None:
+    path, out = tmp_path / "t.json", tmp_path / "out.svg"
+    evil = "</title><script>alert(1)</script>\x1b[2J"
+    path.write_text(json.dumps([EVENT | {"name": evil}]))
+    assert trace_figure.main([str(path), str(out), "--caption", "<script>'\"</svg>"]) == 0
+    root = ElementTree.fromstring(out.read_text())
+    assert not [element for element in root.iter() if element.tag.endswith("script")]
+    assert "alert(1)" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{}", '[{"ph": "X"}]', "[" * 100_000]
+    + [json.dumps([EVENT | change]) for change in ({"cat": "other"}, {"ts": -1}, {"dur": "'/>"})],
+)
+def test_what_is_no_trace_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "no.json"
+    path.write_text(text)
+    assert trace_figure.main([str(path), str(tmp_path / "out.svg")]) == 2
+    assert str(path) in capsys.readouterr().err
+    assert not (tmp_path / "out.svg").exists()

@@ -3,6 +3,7 @@
 throughput, memory  a metric by sequence length (lines)
 speedup             the ring against the baseline
 pareto              time against memory
+blocks              time by block sizes
 curves              of trainings, by step
 scores              of a trained task, by length and depth
 data                points, problems and strategies that the figures show
@@ -35,6 +36,7 @@ TITLES: dict[str, str] = {
     "memory": "Peak memory by length",
     "speedup": "Speed-up over the baseline",
     "pareto": "Time against memory",
+    "blocks": "Time by block sizes",
     "curves": "Training curves",
     "scores": "Score of a trained task",
 }

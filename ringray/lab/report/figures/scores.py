@@ -9,7 +9,6 @@ import altair as alt
 
 from ringray.lab.report import words
 from ringray.lab.report.figures import data, lines, style
-from ringray.lab.report.palette import colour
 from ringray.lab.trial.metrics import SCORE
 from ringray.lab.trial.outcome import TrialRow
 
@@ -52,9 +51,4 @@ def _heat(title: str, rows: dict[int, list[float]]) -> style.Layers:
     x = alt.X("depth:O", title="depth of what is asked for", axis=axis)
     y = alt.Y("length:N", title="sequence length (tokens)", sort=lengths)
     shade = alt.Color("value:Q", scale=scale, legend=alt.Legend(title="score", format=".0%"))
-    base = alt.Chart().encode(x=x, y=y)
-    tip = style.tip(length="length", text="score")
-    cells = base.mark_rect(stroke=colour("paper")).encode(color=shade, tooltip=tip)
-    ink = alt.condition("datum.dark", alt.value("#ffffff"), alt.value("#1a1a1a"))
-    texts = base.mark_text().encode(text="text:N", color=ink)
-    return style.panel(records, cells, texts, title=title)
+    return style.heat(records, x, y, shade, style.tip(length="length", text="score"), title)

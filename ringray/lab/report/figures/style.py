@@ -10,7 +10,7 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -73,19 +73,23 @@ def png(chart: Chart) -> bytes:
     return vl_convert.vegalite_to_png(text, vl_version=VEGA_LITE, scale=_SCALE)
 
 
-def picture(chart: Chart, name: str) -> Picture:
-    """Returns a chart as a page takes it, under its own title as a heading.
+def svg(made: Mapping[str, Any], name: str, title: str) -> str:
+    """Returns a chart as SVG for a page.
 
     Its shapes have titles, which the pointer shows without a script. ``name``: what tells its ids
     from those of other figures of the page.
     """
-    made = spec(chart)
-    title = made.pop("title")["text"]
     text = vl_convert.vegalite_to_svg(json.dumps(made), vl_version=VEGA_LITE)
     text = re.sub(r'(\bid="|url\(#)', rf"\1{name}-", text)
     text = _LABELLED.sub(_titled, text)
-    label = f'<svg role="img" aria-label="{html.escape(title)}" '
-    return Picture(title, text.replace("<svg ", label, 1))
+    return text.replace("<svg ", f'<svg role="img" aria-label="{html.escape(title)}" ', 1)
+
+
+def picture(chart: Chart, name: str, title: str = "") -> Picture:
+    """Returns a chart as a page takes it, under ``title`` or its own title as a heading."""
+    made = spec(chart)
+    title = title or made.pop("title")["text"]
+    return Picture(title, svg(made, name, title))
 
 
 def _titled(match: re.Match[str]) -> str:
@@ -115,8 +119,13 @@ def grid(
     if left_out:
         title += f"  (and {left_out} more problems: see the table)"
     sized = [panel.properties(width=width, height=height) for panel in panels]
-    made = alt.concat(*sized).properties(
-        columns=columns, title=alt.TitleParams(title), config=alt.Config(**_CONFIG)
+    return figure(sized, alt.TitleParams(title), columns)
+
+
+def figure(panels: Sequence[Layers], title: alt.TitleParams, columns: int = 1) -> Chart:
+    """Returns panels that have their sizes as one chart."""
+    made = alt.concat(*panels).properties(
+        columns=columns, title=title, config=alt.Config(**_CONFIG)
     )
     return made.resolve_scale(x="independent", y="independent")
 
@@ -158,10 +167,28 @@ def lengths(values: Sequence[float]) -> alt.X:
     ticks = sorted(set(values))
     step = math.ceil(len(ticks) / 7)
     shown = ticks[::-1][::step][::-1]  # the longest always is
-    names = json.dumps({f"{length:.15g}": tokens(length) for length in shown})
-    axis = alt.Axis(values=shown, labelExpr=f"{names}[datum.value]", grid=True)
+    axis = alt.Axis(
+        values=shown, labelExpr=labels({length: tokens(length) for length in shown}), grid=True
+    )
     scale = alt.Scale(type="log", base=2, nice=False, padding=12)
     return alt.X("length:Q", title="sequence length (tokens)", scale=scale, axis=axis)
+
+
+def labels(names: Mapping[float, str]) -> str:
+    """Returns the expression that writes the ticks of an axis by their names."""
+    return f"{json.dumps({f'{place:.15g}': name for place, name in names.items()})}[datum.value]"
+
+
+def heat(
+    records: Records, x: alt.X, y: alt.Y, shade: alt.Color, tooltip: list[alt.Tooltip], title: str
+) -> Layers:
+    """Returns a heat map: cells coloured by ``value``, each with its ``text``: white in a
+    ``dark`` cell."""
+    base = alt.Chart().encode(x=x, y=y)
+    cells = base.mark_rect(stroke=colour("paper")).encode(color=shade, tooltip=tooltip)
+    ink = alt.condition("datum.dark", alt.value("#ffffff"), alt.value("#1a1a1a"))
+    texts = base.mark_text(lineBreak="\n")
+    return panel(records, cells, texts.encode(text="text:N", color=ink), title=title)
 
 
 def tokens(count: float) -> str:

@@ -1,0 +1,159 @@
+"""``make screenshots``: the pictures of the README and the docs, from real sweeps.
+
+Measures small sweeps on this machine, tracks them on an MLflow server of its own, and has MLflow's
+pages, a report, a comparison and pages of the site drawn by a Chromium that is installed. Takes
+three minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.browser import pages
+from tests.support import programs, tracking_store
+from tests.support.tracking_servers import Server
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+STRATEGIES = """\
+version: 1
+name: which-strategy
+kind: latency
+ring:     {size: 2, device: cpu, threads: 1}
+problem:  {seq_len: [512, 1k, 2k, 4k], heads: 4, head_dim: 64, dtype: float32,
+           direction: forward+backward}
+strategy: {partition: [contiguous, zigzag], transport: [ring, allgather, ulysses]}
+measure:  {warmup: 1, repeats: 5, baseline: {name: sdpa, threads: 2}}
+"""
+BLOCKS = """\
+version: 1
+name: which-blocks
+kind: latency
+ring:     {size: 2, device: cpu, threads: [1, 2]}
+problem:  {seq_len: 2k, heads: 4, head_dim: 64, dtype: float32,
+           direction: [forward, forward+backward]}
+strategy: {partition: zigzag, backend: aten, blocks: [null, 64, 128, 256, 512]}
+measure:  {warmup: 1, repeats: 5, baseline: null}
+"""
+
+
+SITE = ("ten-minutes", "concepts", "choosing")
+
+
+def ringray(home: Path, *arguments: str) -> None:
+    """Runs ``ringray ARGUMENTS`` with a home of its own to its end."""
+    environment = os.environ | {
+        "RINGRAY_HOME": str(home),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
+    }
+    command = [sys.executable, "-m", "ringray", *arguments]
+    subprocess.run(command, cwd=home, env=environment, check=True)
+
+
+def sweep(text: str, home: Path) -> str:
+    """Writes a spec; returns its name."""
+    name = text.split("name: ")[1].split()[0]
+    (home / f"{name}.yaml").write_text(text)
+    return name
+
+
+def tracked(uri: str, name: str) -> dict[str, Any]:
+    """Returns MLflow's place of a sweep."""
+    (parent,), _ = tracking_store.runs(uri, name)
+    return {"experiment": parent.info.experiment_id, "run": parent.info.run_id}
+
+
+def save(page: Page, path: Path, clip: dict[str, float] | None = None) -> None:
+    """A picture of the page with 128 colours, which is a third of its size."""
+    from PIL import Image
+
+    png = page.screenshot(clip=clip)  # type: ignore[arg-type]
+    picture = Image.open(io.BytesIO(png)).convert("RGB").quantize(128)
+    picture.save(path, optimize=True)
+    print(f"{path.name}: {path.stat().st_size >> 10} KiB")
+
+
+def report(home: Path, name: str, folder: Path) -> None:
+    """Pictures of a sweep's report at two widths, and of the comparison of two others."""
+    ringray(home, "report", name, "-o", "report.html")
+    for store in ("before.db", "after.db") * 4:  # in turns
+        spec = str(ROOT / "experiments" / "compare.yaml")
+        ringray(home, "run", spec, "--store", store, "--again")
+    ringray(home, "compare", "before.db", "after.db", "--html", "compare.html")
+    for file, picture, width, height in (
+        ("report", "report", 1280, 1500),
+        ("report", "report-narrow", 400, 1500),
+        ("compare", "compare", 1040, 900),
+    ):
+        with pages.opened(width, height) as page:
+            page.goto((home / f"{file}.html").as_uri())
+            save(page, folder / f"{picture}.png")
+
+
+def site(home: Path, folder: Path) -> None:
+    """Pictures of pages of the documentation."""
+    config, to = ROOT / "docs" / "mkdocs.yml", home / "site"
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "-q", "-f", str(config), "-d", str(to)],
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True,
+    )  # fmt: skip
+    for name in SITE:
+        with pages.opened(1280, 800) as page:
+            page.goto((to / "docs" / f"{name}.html").as_uri())
+            page.wait_for_timeout(1000)
+            save(page, folder / f"site-{name}.png")
+
+
+def main() -> int:
+    """Writes the pictures into the folder that is given."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs" / "images")
+    folder = parser.parse_args().folder
+    if programs.browser() is None:
+        print("no Chromium on this machine (Debian: apt-get install chromium)", file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="ringray-shots-") as place:
+        home = Path(place)
+        server = Server(home, f"sqlite:///{home}/server.db")
+        server.start()
+        try:
+            os.environ["MLFLOW_TRACKING_URI"] = server.uri
+            names = [sweep(text, home) for text in (STRATEGIES, BLOCKS)]
+            for name in names:
+                ringray(home, "run", f"{name}.yaml")
+            one, other = (tracked(server.uri, name) for name in names)
+            with pages.opened(1440, 900) as page:
+                views = pages.Views(page, server.uri, one["experiment"], one["run"])
+                views.parent()
+                save(page, folder / "mlflow-parent.png")
+                views.figure("pareto")
+                save(page, folder / "mlflow-figures.png")
+                views.follow("charts")
+                page.locator(".js-plotly-plot .main-svg").first.wait_for()
+                page.wait_for_timeout(1500)
+                save(page, folder / "mlflow-charts.png")
+                views.follow("compare")
+                page.locator(".parcoords").first.wait_for()
+                page.wait_for_timeout(1000)
+                save(page, folder / "mlflow-compare.png")
+                views = pages.Views(page, server.uri, other["experiment"], other["run"])
+                views.figure("blocks")
+                save(page, folder / "mlflow-blocks.png")
+            report(home, names[0], folder)
+            site(home, folder)
+        finally:
+            server.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
