@@ -122,21 +122,6 @@ def test_lines_of_another_shape_are_refused(
     assert "odd.jsonl:1: not a line of" in capsys.readouterr().err
 
 
-def test_outputs(lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outputs = ["--json", "c.json", "--html", "c.html"]
-    assert main(["compare", "quick", "slow", *outputs]) == 0
-    assert "verdict" in capsys.readouterr().out
-    assert json.loads((tmp_path / "c.json").read_text())["verdict"] == "slower"
-    page = (tmp_path / "c.html").read_text()
-    assert "quick and slow compared" in page
-    assert "http" not in page.replace("http-equiv", "")
-    (tmp_path / "c.json").write_text("kept")
-    assert main(["compare", "quick", "slow", *outputs]) == 2
-    assert (tmp_path / "c.json").read_text() == "kept"
-    assert main(["compare", "quick", "slow", *outputs, "--force"]) == 0
-    assert json.loads((tmp_path / "c.json").read_text())["b"]["name"] == "slow"
-
-
 def test_names_cannot_write_to_the_terminal(
     lines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
