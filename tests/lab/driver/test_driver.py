@@ -67,7 +67,8 @@ def swept(place: Place) -> Swept:
 
 def test_a_sweep_ends_well(swept: Swept) -> None:
     assert swept.first.code == 0, swept.first.err
-    assert swept.first.err == ""
+    others = [line for line in swept.first.err.splitlines() if ": waiting for " not in line]
+    assert others == []  # a busy machine takes its time
     out = swept.first.out
     for size in (1, 2, 3):
         assert f"ring{size}  ok" in out
