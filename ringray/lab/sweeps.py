@@ -26,7 +26,7 @@ from ringray.lab.driver.events import (
     TrialEnded,
     TrialStarted,
 )
-from ringray.lab.driver.studies import entries
+from ringray.lab.driver.studies import entries, load_of
 from ringray.lab.driver.studies import results as study_results
 from ringray.lab.kinds import KINDS
 from ringray.lab.listeners import listeners
@@ -41,6 +41,7 @@ from ringray.lab.specs.yaml_source import dumped
 from ringray.lab.store.feed import Feed, Line
 from ringray.lab.store.store import Store
 from ringray.lab.trial.config import FIELDS
+from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.outcome import UNKNOWN, SweepRow, SweepStatus, TrialRow
 from ringray.tuning import table as tuned
 
@@ -305,12 +306,22 @@ def _search(plan: Plan, store: Store, settings: Settings, again: bool = False) -
     """Runs a tuning plan and keeps the best point of each problem."""
     tuned.table()  # reports a broken table before hours of measuring
     summary = _measure(plan, store, settings, again)
-    choices = entries(plan, summary.trials)
+    trials = summary.trials
+    cores = provenance.hardware()["cores"]
+    choices, compared = entries(plan, trials, cores), study_results(plan, trials)
+    by_key = {row.key: row for row in trials}
+    loads = [load_of(plan, study, by_key, cores) or 0 for study in compared if study.better]
     if choices:
         summary.tuned.append(f"{units.plural(len(choices), 'choice')} in {tuned.add(choices)}")
-    elif any(study.default for study in study_results(plan, summary.trials)):
+    if busy := [load for load in loads if load > BUSY]:
+        summary.tuned.append(
+            f"nothing for {units.plural(len(busy), 'problem')}, because other processes used "
+            f"{max(busy):.0%} of {units.plural(cores, 'core')} while it was measured: when the "
+            "machine is idle, `ringray tune SPEC --again` measures it once more"
+        )
+    elif not choices and any(study.default for study in compared):
         summary.tuned.append("nothing, because no point beats the default beyond the spread")
-    else:
+    elif not choices:
         summary.tuned.append("nothing, because no point could be measured")
         summary.fruitless = True
     return summary

@@ -13,15 +13,17 @@ from ringray.lab.plan.problems import defaults, studies
 from ringray.lab.plan.trial import Trial
 from ringray.lab.search.base import Response, layers, score
 from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.machine_load import BUSY
 from ringray.lab.trial.metrics import METRICS, columns
 from ringray.lab.trial.outcome import (
     NOT_REQUESTED,
     NOT_TRIED,
     Outcome,
     TrialRow,
+    foreign_share,
     runs_of,
 )
-from ringray.lab.trial.ranking import RankedPoint, Ranking, rank
+from ringray.lab.trial.ranking import RankedPoint, Ranking, rank, timed
 from ringray.traffic import geometry
 from ringray.tuning import table as tuned
 from ringray_kernels.backends import PREFERRED, on_device
@@ -127,9 +129,30 @@ def results(plan: Plan, rows: Sequence[TrialRow]) -> list[StudyResult]:
     ]
 
 
-def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
+def load_of(
+    plan: Plan, study: StudyResult, rows: Mapping[str, TrialRow], cores: int
+) -> float | None:
+    """Returns the largest share of a host's ``cores`` that other processes used while the best
+    point, the default or all points of a study were measured; None if no time was, or none for long
+    enough."""
+    if not timed(plan.spec.search.objectives[0]):
+        return None
+    ranks = study.trials[0].config.ring.size
+    if plan.spec.trial_kind.independent_ranks:  # they measure side by side
+        ranks = plan.spec.sweep("ring", "size")[0]
+    points = {trial.key: repr(trial.config.changed(replica=0)) for trial in study.trials}
+    ended = {key: rows[key] for key in points if key in rows and rows[key].status == "ok"}
+    loads = [foreign_share(ended.values(), ranks, cores)]
+    for chosen in (study.best, study.default):
+        replicas = [row for key, row in ended.items() if points[key] == points.get(chosen or "")]
+        loads.append(foreign_share(replicas, ranks, cores))
+    return max((load for load in loads if load is not None), default=None)
+
+
+def entries(plan: Plan, rows: Sequence[TrialRow], cores: int = 0) -> list[tuned.Entry]:
     """Returns the best point of each study of a sweep that is over, as a tuned choice, where it
-    beats the default. Of problems that share a bucket the largest one wins."""
+    beats the default and was not measured on hosts whose ``cores`` were busy with other processes.
+    Of problems that share a bucket the largest one wins."""
     by_key = {row.key: row for row in rows}
     ok = {row.key for row in rows if row.status == "ok"}
     backends = {trial.config.strategy.backend for trial in plan.runnable if trial.key in ok}
@@ -138,6 +161,8 @@ def entries(plan: Plan, rows: Sequence[TrialRow]) -> list[tuned.Entry]:
         if study.best is None or not (by_key[study.best].environment or {}).get("place"):
             continue  # nothing was measured, or the place was lost with a part of the store
         if not study.better:
+            continue
+        if (load_of(plan, study, by_key, cores) or 0) > BUSY:
             continue
         trial = next(trial for trial in study.trials if trial.key == study.best)
         entry = _entry(plan, trial, by_key[study.best], backends)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ringray.base import provenance
 from ringray.lab import sweeps
 from ringray.lab.driver import studies as result
 from ringray.lab.driver.events import Summary
@@ -144,3 +145,48 @@ def test_a_tuning_no_better_than_the_default_keeps_nothing(
     assert summary.exit_code == 0
     assert summary.tuned[0].startswith("1 choice in " if kept else "nothing, because no point")
     assert tuned.table().entries == kept
+
+
+@pytest.mark.parametrize(
+    ("busy", "kept"),
+    [
+        ((), True),
+        ((64,), False),  # the winner
+        ((None,), False),  # the default that it beats
+        ((128,), True),  # another point, for a part of the time
+        ((64, None, 128), False),
+        ((64, "short"), False),  # what was too short by itself counts in the whole
+    ],
+)
+def test_a_busy_machine_decides_no_choice(
+    busy: tuple[Any, ...],
+    kept: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ranks = 2
+    made = plan.build(spec.parse(CUT.replace("size: 1", f"size: {ranks}")))
+    ms = {None: 9.0, 64: 7.0, 128: 8.0}
+    ended = []
+    for row in rows(made, lambda t: ms[t.config.strategy.blocks]):  # type: ignore[index]
+        loads = {"cpu_percent": 100.0, "host_cpu_percent": ranks * 25.0 + 10.0}
+        if row.config["blocks"] in busy:
+            loads["host_cpu_percent"] += 65.0 if "short" in busy else 10.0
+        took = 0.3 if "short" in busy else 3.0
+        ended.append(replace(row, metrics=row.metrics | loads, started=1.0, ended=1.0 + took))
+    choices = result.entries(made, ended, 4)
+    assert [entry.choice["blocks"] for entry in choices] == [64] * kept
+    assert len(result.entries(made, ended)) == 1  # on a host of unknown size
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
+    monkeypatch.setattr(provenance, "hardware", lambda: {"cores": 4})
+    monkeypatch.setattr(sweeps, "_measure", lambda *_: Summary(made.digest, "c", trials=ended))
+    store: Any = None
+    summary = sweeps._search(made, store, {})
+    told = "1 choice in " if kept else "nothing for 1 problem, because other processes used "
+    assert summary.tuned[0].startswith(told)
+    assert summary.exit_code == 0
+    assert len(tuned.table().entries) == kept
+    memory = spec.parse(CUT + "search: {objectives: [peak_memory_bytes]}\n")
+    study = result.results(made, ended)[0]
+    by_key = {row.key: row for row in ended}
+    assert result.load_of(replace(made, spec=memory), study, by_key, 4) is None
