@@ -16,13 +16,18 @@ from tests.support.ranks import on_ring
 
 CHECKS = (
     checks.packed_by_row, checks.prefix, checks.checkpointing, checks.without_causality,
-    checks.in_half_precision, checks.dropout,
+    checks.dropout,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [2, *exhaustive(1, 4)])
 def test_rings(size: int) -> None:
     on_ring(size, CHECKS)
+
+
+@pytest.mark.slow
+def test_half_precision() -> None:
+    on_ring(2, (checks.in_half_precision,))
 
 
 # In one process, without a group
