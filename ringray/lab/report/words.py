@@ -231,23 +231,8 @@ def fitted(hardware: Hardware) -> str:
 
 
 def warnings(plan: Plan) -> list[str]:
-    """Warns of trials that the prediction sees beyond their memory, beyond their time limit, or
-    with inner groups across nodes."""
-    return [*filter(None, [plan.tight]), *_too_long(plan), *_divided(plan)]
-
-
-def _divided(plan: Plan) -> list[str]:
-    on, lines = plan.on, []
-    for trial in plan.runnable if on.nodes > 1 else ():
-        inner = trial.config.inner
-        groups = trial.config.ring.size // inner
-        if inner > 1 and groups > on.nodes * (on.per_node // inner):
-            who = f"{trial.config.strategy.transport} on a ring of {trial.config.ring.size}"
-            lines.append(
-                f"warning: {who}: nodes of {on.per_node} ranks cannot hold all {groups} groups of "
-                f"{inner} ranks; some will lie on several"
-            )
-    return list(dict.fromkeys(lines))  # trials that differ in other fields share a warning
+    """Warns of trials that the prediction sees beyond their memory or their time limit."""
+    return [*filter(None, [plan.tight]), *_too_long(plan)]
 
 
 def _too_long(plan: Plan) -> list[str]:

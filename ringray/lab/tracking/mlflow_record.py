@@ -25,7 +25,6 @@ from ringray.lab.tracking.location import MODE
 from ringray.lab.trial.metrics import METRICS, of_group, prediction_errors
 from ringray.lab.trial.outcome import STATUSES, SweepRow, Tracked, TrialRow
 
-TABLE = "results_table.json"
 FIGURES, REPORT = "figures", "report.html"
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000

@@ -178,15 +178,9 @@ class MLflowSink:
         self._client.log_batch(self.place.run_id, metrics=metrics, tags=tags)
 
     def log_files(self) -> None:
-        """Writes the spec, the result tables and the lines from which a lost store is rebuilt;
-        MLflow shows ``results_table.json`` as a table."""
-        trials = self._store.trials(self._digest)
-        columns, rows = show.results_table(self._sweep, trials)
-        files = {
-            TRIALS: "\n".join(archive.lines(self._store, self._digest)),
-            **show.files(self._sweep, trials),
-            show.TABLE: json.dumps({"columns": columns, "data": rows}),
-        }
+        """Writes the spec, the results and the lines from which a lost store is rebuilt."""
+        files = {TRIALS: "\n".join(archive.lines(self._store, self._digest))}
+        files |= show.files(self._sweep, self._store.trials(self._digest))
         for name, text in files.items():
             self._client.log_text(self.place.run_id, text, name)
 
@@ -217,8 +211,7 @@ class MLflowSink:
         return show.note(self._sweep, trials, self.place, self._figures)
 
     def _sweep_tags(self) -> dict[str, str]:
-        tables = {"mlflow.loggedArtifacts": json.dumps([{"path": show.TABLE, "type": "table"}])}
-        return show.sweep_tags(self._sweep) | tables | self._own
+        return show.sweep_tags(self._sweep) | self._own
 
     def _name(self, key: str) -> str:
         if key not in self._names:  # a search adds trials as it goes

@@ -83,7 +83,7 @@ def _followed(tmp_path: Path, fake: FakeMLflow, patience: float) -> SyncState:
 
 def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
     fake = FakeMLflow({f"{1:016x}"})
-    state = _followed(tmp_path, fake, patience=0.3)
+    state = _followed(tmp_path, fake, patience=3.0)
     assert state == SyncState(3, 1, "ValueError: refused")
     assert fake.closed == 1
 

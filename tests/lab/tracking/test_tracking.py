@@ -33,7 +33,7 @@ from tests.support.tracking_store import (
 )
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-FILES = {"spec.yaml", "results.csv", "results_table.json", "trials.jsonl"}
+FILES = {"spec.yaml", "results.csv", "trials.jsonl"}
 
 
 def _files(parent: Any) -> set[str]:
