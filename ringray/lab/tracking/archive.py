@@ -2,13 +2,16 @@
 
 Its first line is the sweep; each other line is one recording of a trial, the earlier ones included.
 Params, metrics and tags of the runs are for people: long and non-finite values are missing there.
+Earlier versions kept the same rows in tags of the runs, compressed and in pieces; they are read.
 """
 
 from __future__ import annotations
 
+import base64
 import getpass
 import json
 import tempfile
+import zlib
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +22,7 @@ from ringray.base.redaction import public_spec, without_credentials
 from ringray.lab.trial.outcome import STATUSES, Kept, SweepInfo, TrialRow, part_of_a_path
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from mlflow import MlflowClient
     from mlflow.entities import Run
@@ -30,6 +33,8 @@ TRIALS = "trials.jsonl"
 STORE, CURRENT = "ringray.store", "ringray.current"  # tags
 _MOST_RUNS = 50_000  # MLflow gives no more at once
 _SWEEP = ("digest", "name", "kind", "spec", "source", "environment", "created")
+_SWEEP_TAG, _TRIAL_TAG = "mlflow.ringray.sweep", "mlflow.ringray.trial"  # of earlier versions
+_MOST = 64 << 20  # bytes of a tag, unpacked; it may be a decompression bomb
 
 
 class ArchivedSweep(NamedTuple):
@@ -65,11 +70,16 @@ def lines(store: Store, digest: str) -> Iterator[str]:
 def read(client: MlflowClient, parent: Run) -> ArchivedSweep | None:
     """Returns what a parent run holds of its sweep; None if that cannot be read."""
     run_id = parent.info.run_id
-    if TRIALS not in (file.path for file in client.list_artifacts(run_id)):
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        text = Path(client.download_artifacts(run_id, TRIALS, folder)).read_text("utf-8")
-    first, *rest = [_parsed(line) for line in text.splitlines() or [""]]
+    if TRIALS in (file.path for file in client.list_artifacts(run_id)):
+        with tempfile.TemporaryDirectory() as folder:
+            text = Path(client.download_artifacts(run_id, TRIALS, folder)).read_text("utf-8")
+        first, *rest = [_parsed(line) for line in text.splitlines() or [""]]
+    else:
+        first = _unpacked(parent.data.tags, _SWEEP_TAG)
+        children = runs_of(
+            client, [parent.info.experiment_id], f"tags.`mlflow.parentRunId` = '{run_id}'"
+        )
+        rest = [_of_tags(run.data.tags) for run in children]
     try:
         created = float(first.pop("created"))
         sweep = SweepInfo(**first)
@@ -94,6 +104,24 @@ def _recording(content: Any) -> tuple[bool, Kept] | None:
 def _parsed(line: str) -> Any:
     with suppress(ValueError, RecursionError):
         return json.loads(line)
+
+
+def _of_tags(tags: Mapping[str, str]) -> Any:
+    """Returns the row in the tags of a child run, as a line of the artifact has it."""
+    content = _unpacked(tags, _TRIAL_TAG)
+    return content and content | {"current": tags.get(CURRENT) != "false"}
+
+
+def _unpacked(tags: Mapping[str, str], name: str) -> Any:
+    """Returns the row in a tag and its pieces (``NAME``, ``NAME.1``, ...); None if there is none or
+    it was changed."""
+    count, _, text = tags.get(name, "").partition(":")
+    try:
+        text += "".join(tags[f"{name}.{number}"] for number in range(1, int(count)))
+        packed = base64.b64decode(text, validate=True)
+        return json.loads(zlib.decompressobj().decompress(packed, _MOST))
+    except (KeyError, ValueError, RecursionError, zlib.error):
+        return None
 
 
 def user_tag() -> dict[str, str]:

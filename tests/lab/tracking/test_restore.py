@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +103,36 @@ def test_everything_comes_back(measured: Store, tmp_path: Path) -> None:
     assert _rebuilt(path, DIGEST[:6]).added == 0
     with Store(path) as fresh:
         assert fresh.trials(DIGEST) == newer
+
+
+def _in_tags(name: str, content: dict[str, Any]) -> dict[str, str]:
+    """The tags in which earlier versions kept a row."""
+    text = base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()
+    pieces = [text[start : start + 4900] for start in range(0, len(text), 4900)]
+    rest = {f"{name}.{number}": piece for number, piece in enumerate(pieces[1:], start=1)}
+    return {name: f"{len(pieces)}:{pieces[0]}"} | rest
+
+
+def test_runs_of_earlier_versions_are_read(measured: Store, tmp_path: Path) -> None:
+    mlflow, (parents, children) = client(), runs()
+    sweep, *recordings = map(json.loads, _lines())
+    tags = {parents[0].info.run_id: _in_tags("mlflow.ringray.sweep", sweep)}
+    for content in recordings:
+        # Of trial 0 the earlier recording lacks its tag; a pruned point has no run.
+        if content.pop("current") and content["key"] in children:
+            packed = _in_tags("mlflow.ringray.trial", content)
+            tags[children[content["key"]].info.run_id] = packed
+    for run, named in tags.items():
+        for name, text in named.items():
+            mlflow.set_tag(run, name, text)
+    mlflow.delete_tag(children[trials(8)[5].key].info.run_id, "mlflow.ringray.trial.1")
+    (Path(parents[0].info.artifact_uri) / archive.TRIALS).unlink()
+    path = tmp_path / "new.db"
+    assert _rebuilt(path) == Restored(DIGEST, "quick", added=5, unreadable=2, earlier=0)
+    with Store(path) as fresh:
+        before = {row.key: row for row in measured.trials(DIGEST)}
+        after = fresh.trials(DIGEST)
+        assert all(row == before[row.key] for row in after if row.status)
 
 
 def test_a_password_in_the_spec_stays_at_home(tmp_path: Path) -> None:
