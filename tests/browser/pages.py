@@ -6,10 +6,12 @@ downloaded.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from ringray.lab.tracking.location import MODE
 from tests.support import programs
 
 if TYPE_CHECKING:
@@ -56,3 +58,42 @@ def watched(address: str) -> Iterator[Page]:
         page.goto(address)
         yield page
     assert not [text for text in wrong if not text.startswith(("file:", "data:", "blob:"))]
+
+
+class Views:
+    """MLflow's views of one sweep on the server at ``uri``."""
+
+    def __init__(self, page: Page, uri: str, experiment_id: str, run_id: str) -> None:
+        self.page, self._uri = page, uri
+        self._run = f"{uri}/#/experiments/{experiment_id}/runs/{run_id}"
+
+    def parent(self) -> None:
+        """The parent run: its summary and its figures."""
+        self._go(f"{self._run}?{MODE}")
+        self.page.get_by_text("trials ended").first.wait_for()
+        self.page.get_by_label("Expand description").click()
+        self.page.wait_for_function(
+            "() => { const all = [...document.querySelectorAll('img[src*=get-artifact]')];"
+            " return all.length > 0 && all.every(one => one.complete && one.naturalWidth > 0) }"
+        )
+
+    def figure(self, name: str) -> None:
+        """One figure among the parent run's artifacts."""
+        self._go(f"{self._run}/artifacts/figures/{name}.png?{MODE}")
+        self.page.locator("img[src^=blob], img[src*=get-artifact], img[src^=data]").first.wait_for()
+
+    def follow(self, text: str) -> None:
+        """Opens a link of the parent run's summary."""
+        self.parent()
+        link = self.page.get_by_role("link", name=re.compile(f"^{text}")).first
+        target = link.get_attribute("href")
+        assert target
+        self._go(target if "://" in target else f"{self._uri}/{target}")
+
+    def _go(self, address: str) -> None:
+        self.page.goto("about:blank")  # another fragment alone would not load the page anew
+        self.page.goto(address)
+        self.page.get_by_role("link", name="Settings").first.wait_for()
+        close = self.page.locator("[data-assistant-ui] button[aria-label=Close]")
+        if close.count():
+            close.first.click()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from tests.browser import pages
 from tests.support import programs, tracking_store
@@ -68,8 +70,9 @@ def sweep(text: str, home: Path) -> str:
 
 def tracked(uri: str, name: str) -> dict[str, Any]:
     """Returns MLflow's place of a sweep."""
-    (parent,), _ = tracking_store.runs(uri, name)
-    return {"experiment": parent.info.experiment_id, "run": parent.info.run_id}
+    (parent,), children = tracking_store.runs(uri, name)
+    trials = [run.info.run_id for run in children.values()]
+    return {"experiment": parent.info.experiment_id, "run": parent.info.run_id, "trials": trials}
 
 
 def save(page: Page, path: Path, clip: dict[str, float] | None = None) -> None:
@@ -141,7 +144,8 @@ def main() -> int:
                 page.locator(".js-plotly-plot .main-svg").first.wait_for()
                 page.wait_for_timeout(1500)
                 save(page, folder / "mlflow-charts.png")
-                views.follow("compare")
+                runs, of = (quote(json.dumps(ids)) for ids in (one["trials"], [one["experiment"]]))
+                page.goto(f"{server.uri}/#/compare-runs?runs={runs}&experiments={of}")
                 page.locator(".parcoords").first.wait_for()
                 page.wait_for_timeout(1000)
                 save(page, folder / "mlflow-compare.png")

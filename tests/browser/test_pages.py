@@ -13,9 +13,11 @@ import pytest
 
 from ringray.lab import cli
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import record_line
+from ringray.lab.tracking.tracker import sync
+from ringray.lab.trial.outcome import SyncState, record_line
 from tests.browser import pages
-from tests.support import report_store
+from tests.support import report_store, tracking_store
+from tests.support.tracking_servers import sqlite_server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,6 +55,35 @@ def test_a_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "B is slower: median_ms +100.0%" in page.locator("body").inner_text()
         assert page.evaluate("window.evil") is None
         assert page.locator("table.sorts tbody tr").count() == 17
+
+
+@pytest.mark.exhaustive
+@pytest.mark.browser
+def test_the_runs_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The description of a parent run has the answer, and its links lead somewhere."""
+    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
+    server = sqlite_server(tmp_path / "server", tracking_store.make_schema(tmp_path / "schema"))
+    server.start()
+    try:
+        path = report_store.write(tmp_path / "store.db", "quick", tracking_store.DIGEST)
+        state = sync(path, tracking_store.DIGEST, server.uri, "quick")
+        assert state == SyncState(18, 0, None)
+        (parent,), _ = tracking_store.runs(server.uri)
+        run = parent.info
+        with pages.opened() as page:
+            views = pages.Views(page, server.uri, run.experiment_id, run.run_id)
+            views.parent()
+            assert page.get_by_text("18 of 18 trials ended").first.is_visible()
+            assert page.get_by_text("ring is the fastest").first.is_visible()
+            views.figure("pareto")
+            views.follow("report")
+            rows = page.frame_locator("iframe").locator("table.sorts").first.locator("tbody tr")
+            rows.first.wait_for()
+            assert rows.count() == 18
+            views.follow("charts")
+            page.locator(".js-plotly-plot .main-svg").first.wait_for()
+    finally:
+        server.stop()
 
 
 @pytest.fixture(scope="module")

@@ -29,6 +29,7 @@ FIGURES, REPORT = "figures", "report.html"
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
 _CURVE = 500  # points of a curve
+_BEST = ("ratio", "median_ms", "error_out")  # metrics that sort the trials; less is better
 
 
 def finite(metrics: dict[str, float]) -> dict[str, float]:
@@ -163,21 +164,34 @@ def files(sweep: SweepRow, trials: Sequence[TrialRow]) -> dict[str, str]:
 def note(
     sweep: SweepRow, trials: Sequence[TrialRow], place: Tracked, figures: Sequence[str]
 ) -> str:
-    """Returns the parent run's description, as markdown: the answer, counts, figures. MLflow folds
-    all but its beginning; ``figures`` are names of those among the run's artifacts."""
+    """Returns the parent run's description, as markdown: the answer, counts, links, figures. MLflow
+    folds all but its beginning; ``figures`` are names of those among the run's artifacts."""
     ended = [trial for trial in trials if trial.status is not None]
     counts = words.counts(Counter(str(trial.status) for trial in ended))
     lines = [f"{_escaped(line)}\n" for line in verdict.answer(sweep.kind, ended)]
     title = f"**{_escaped(sweep.name)}** ({_escaped(sweep.kind)})"
     lines.append(f"{title}: {len(ended)} of {len(trials)} trials ended: {counts}\n")
-    if figures:
-        run = f"#/experiments/{place.experiment_id}/runs/{place.run_id}"
-        lines.append(f"[report]({run}/artifacts/{REPORT}?{MODE})\n")
+    lines.append(_links(ended, place, report=bool(figures)) + "\n")
     for name in figures:
         path = quote(f"{FIGURES}/{name}.png", safe="")
         image = f"get-artifact?path={path}&run_uuid={place.run_id}"
         lines.append(f"![{TITLES[name]}]({image})\n")
     return "\n".join(lines)[:_TAG_LENGTH]
+
+
+def _links(ended: Sequence[TrialRow], place: Tracked, *, report: bool) -> str:
+    """Returns links to MLflow's views of the trials, relative, so that they work on any host."""
+    runs = f"#/experiments/{place.experiment_id}/runs"
+    current = f'tags.`mlflow.parentRunId` = "{place.run_id}" AND tags.`ringray.current` = "true"'
+    # Sorted by date, MLflow would fold the trials into their parent.
+    best = next((name for name in _BEST if any(name in trial.metrics for trial in ended)), None)
+    order = f"metrics.`{best}`" if best else "attributes.`run_name`"
+    view = f"searchFilter={quote(current)}&orderByKey={quote(order)}&orderByAsc=true&{MODE}"
+    modes = {"table": "TABLE", "charts": "CHART"}
+    links = [f"[{name}]({runs}?{view}&compareRunsMode={mode})" for name, mode in modes.items()]
+    if report:
+        links.append(f"[report]({runs}/{place.run_id}/artifacts/{REPORT}?{MODE})")
+    return "Trials: " + " · ".join(links)
 
 
 def _escaped(text: str) -> str:

@@ -9,6 +9,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -107,9 +108,17 @@ def test_the_note_has_the_answer_in_the_words_of_the_terminal_and_the_figures(
     note = show.note(sweep_row, strategies(), place_of_run, ("throughput", "pareto"))
     assert len(note) <= 8000
     assert "16 of 16 trials ended: 16 ok" in note
-    report = f"#/experiments/7/runs/{'cd' * 16}/artifacts/report.html?{place.MODE}"
-    assert f"[report]({report})" in note
     run = "cd" * 16
+    links = dict(re.findall(r"(?<!!)\[([^]]+)\]\((\S+)\)", note))
+    assert set(links) == {"table", "charts", "report"}
+    assert links["report"] == f"#/experiments/7/runs/{run}/artifacts/report.html?{place.MODE}"
+    page, _, query = links["charts"].partition("?")
+    assert page == "#/experiments/7/runs"
+    view = parse_qs(query)
+    assert (view["compareRunsMode"], view["orderByKey"]) == (["CHART"], ["metrics.`ratio`"])
+    assert view["searchFilter"] == [
+        f'tags.`mlflow.parentRunId` = "{run}" AND tags.`ringray.current` = "true"'
+    ]
     assert re.findall(r"!\[([^]]+)\]\((\S+)\)", note) == [
         ("Throughput by length", f"get-artifact?path=figures%2Fthroughput.png&run_uuid={run}"),
         ("Time against memory", f"get-artifact?path=figures%2Fpareto.png&run_uuid={run}"),
