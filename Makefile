@@ -26,10 +26,10 @@ PYTEST = $(BIN)/python -m pytest -q --durations=10 -n $(WORKERS) --dist loadfile
 # Tests that every commit runs, by their marks, and how many there are at least.
 QUICK = -m "not slow and not chaos and not exhaustive and not gpu"
 LONG = -m "(slow or chaos) and not exhaustive and not gpu"
-QUICK_LEAST = --least quick=2500
+QUICK_LEAST = --least quick=2400
 LONG_LEAST = --least slow=15 --least chaos=22 --least browser=3 --least prometheus=1 --least tc=3
 # Files of tests that run at a time; 0 runs them in pytest itself.
-WORKERS ?= 2
+WORKERS ?= 3
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lock quickstart autoscaling multihost test oldest lint format chaos exhaustive campaign soak fuzz mutants audit screenshots docs gpu clean

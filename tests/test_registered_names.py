@@ -43,6 +43,7 @@ ALLOWED = {
     ("ringray_kernels.bench.measure", "cudnn"): PACKAGE,
     ("ringray_kernels.bench.measure", "triton"): PACKAGE,
     ("ringray.lab.driver.resume", "ring"): SECTION,
+    ("ringray.lab.driver.studies", "ring"): SECTION,
     ("ringray.lab.driver.trials", "ring"): SECTION,
     ("ringray.lab.plan.expand", "ring"): SECTION,
     ("ringray.lab.plan.forecast", "ring"): SECTION,

@@ -13,6 +13,8 @@ from tests.support.figure_rows import SWEEPS, row, timed
 
 SHOWN = {
     "strategies": {"throughput", "memory", "speedup", "pareto"},
+    "tiles": {"speedup", "blocks"},
+    "cuts": {"speedup", "blocks"},
     "tasks": {"curves", "scores"},
     "contexts": {"scores"},
     "trainings": {"curves"},

@@ -166,7 +166,7 @@ def test_a_store_that_is_lost_takes_its_runs_over(store: Store, second: Store) -
     _measure(store, 100.0, count=2)
     _write(store, _open(store))
     parent, children = _of(store)
-    assert _rebuilt(second) == Restored(DIGEST, "quick", COUNT, 0, earlier=2, stores=1)
+    assert _rebuilt(second) == Restored(DIGEST, "quick", COUNT, 0, earlier=2)
     assert second.history(DIGEST) == store.history(DIGEST)
     begin(second, trials(COUNT))
     _write(second, _open(second))
@@ -212,7 +212,7 @@ def test_the_measurements_of_several_stores_are_joined(
             _measure(one, 100.0 * shift, count=COUNT - shift)
             _write(one, _open(one))
         third = stack.enter_context(Store(tmp_path / "third.db"))
-        expected = Restored(DIGEST, "quick", COUNT, 0, earlier=COUNT - 1, stores=2)
+        expected = Restored(DIGEST, "quick", COUNT, 0, earlier=COUNT - 1)
         assert _rebuilt(third) == expected
         medians = [row.metrics["median_ms"] for row in third.trials(DIGEST)]
         assert medians == [101.0, 102.0, 3.0], "the newest"
