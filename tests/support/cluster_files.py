@@ -14,17 +14,11 @@ if TYPE_CHECKING:
 
 CLUSTER = REPOSITORY / "cluster"
 LAUNCHED = ("aws", "gcp", "onprem")  # by `ray up`
-MANIFESTS = ("raycluster", "rayjob")
 
 
 def read(name: str) -> dict[str, Any]:
     """Returns a YAML file of cluster/."""
     return yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())
-
-
-def shared() -> list[dict[str, Any]]:
-    """Returns what both clusters of KubeRay share: the network policy, then the volumes."""
-    return list(yaml.safe_load_all((CLUSTER / "kuberay" / "network.yaml").read_text()))
 
 
 def cluster_spec(name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringray.base.errors import PlaceError
-from ringray.lab.cluster import access, connect
+from ringray.lab.cluster import access
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,14 +25,6 @@ def test_a_token_that_is_given_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     access.use_given_token()
     assert os.environ["RAY_AUTH_MODE"] == "disabled"
-
-
-def test_a_dashboard_is_for_jobs() -> None:
-    with (
-        pytest.raises(PlaceError, match="is a dashboard, which `ringray submit` takes"),
-        connect.connect("http://head:8265"),
-    ):
-        pass
 
 
 def test_what_the_plain_command_sends(tmp_path: Path) -> None:

@@ -72,15 +72,6 @@ def test_the_largest_ring_is_that_of_the_best_choice_of_nodes(strategy: str) -> 
         assert found == brute(groups, most, bundle, strategy), (groups, most, bundle)
 
 
-def test_without_a_limit_any_ring_fits() -> None:
-    endless = Capacity((NodeGroup("gpu", GPU, math.inf),))
-    assert endless.ranks(GPU) == math.inf
-    assert endless.ranks(GPU, "STRICT_PACK") == 1
-    assert endless.ranks({"CPU": 2.0}) == 0
-    assert Capacity((NodeGroup("a", {"CPU": 0.3}),)).ranks({"CPU": 0.1}) == 3
-    assert Capacity((NodeGroup("gpu", GPU, math.inf),), 3).ranks(GPU) == 3
-
-
 # From Ray's answers to a capacity
 
 

@@ -1,4 +1,4 @@
-"""The files under cluster/: what Ray and KubeRay read in them, and that they are private."""
+"""The files under cluster/: what Ray and Kubernetes read in them, and that they are private."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ import re
 from pathlib import Path
 
 import jsonschema
+import kubernetes_validate
 import pytest
 import ray.autoscaler
+import yaml
+from ray.autoscaler._private.kuberay import autoscaling_config
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from ringray.lab.cluster import capacity
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
-from tests.support.cluster_files import CLUSTER, LAUNCHED, read
+from tests.support.cluster_files import CLUSTER, LAUNCHED, cluster_spec, pinned, pods, read
 
-GROWING = ("aws", "gcp", "local-autoscaling")
-CHOICES = ("h100-spot", "h200")  # in place of others, so they begin without nodes
+SPEC = cluster_spec("raycluster")
 HEAD = Capacity((NodeGroup("head", {}, 1, head=True),))
 GPU = {"CPU": 1.0, "GPU": 1.0}
 
 
-# ray up
-
-
-@pytest.mark.parametrize("name", sorted({*GROWING, *LAUNCHED}))
-def test_ray_accepts_it(name: str) -> None:
+@pytest.mark.parametrize("name", [*LAUNCHED, "local-autoscaling"])
+def test_ray_up_accepts_it(name: str) -> None:
     schema = json.loads(
         Path(ray.autoscaler.__file__).with_name("ray-schema.json").read_text(encoding="utf-8")
     )
@@ -36,53 +35,69 @@ def test_ray_accepts_it(name: str) -> None:
         jsonschema.validate(config | {"max_wokers": 4}, schema)
 
 
-@pytest.mark.parametrize("name", GROWING)
-def test_it_grows_from_a_head_without_work(name: str) -> None:
+@pytest.mark.parametrize(("name", "ranks"), [("aws", 18), ("gcp", 18), ("local-autoscaling", 4)])
+def test_it_grows_from_a_head_without_work(name: str, ranks: int) -> None:
     config = read(name)
     types = config["available_node_types"]
     head = types.pop(config["head_node_type"])
     assert (head["resources"], head["max_workers"]) == ({"CPU": 0}, 0)
-    assert types
-    for key, given in types.items():
-        assert given.get("min_workers", 0) == 0
-        assert (key in CHOICES) == (given["max_workers"] == 0)
-        assert given["max_workers"] <= config["max_workers"]
-        assert given["resources"]["GPU"] > 0
-    assert config["idle_timeout_minutes"] > 0
-    offer = capacity.from_config(read(name), HEAD).ranks(GPU)
-    assert offer == (4 if name == "local-autoscaling" else 2 * 8 + 2)
+    assert [given.get("min_workers", 0) for given in types.values()] == [0] * len(types)
+    assert capacity.from_config(read(name), HEAD).ranks(GPU) == ranks
 
 
-@pytest.mark.parametrize("name", ["aws", "gcp"])
-def test_nodes_of_a_cloud_have_no_public_address(name: str) -> None:
-    config = read(name)
-    assert config["provider"]["use_internal_ips"] is True
-    assert config["auth"]["ssh_proxy_use_node_id"] is True
-    for kind, given in config["available_node_types"].items():
-        node = given["node_config"]
-        if name == "aws":  # a group that Ray makes itself lets everybody try SSH
-            cards = node.get("NetworkInterfaces")
-            places = [(card["SubnetId"], card["Groups"]) for card in cards or ()]
-            own = {"SubnetIds", "SecurityGroupIds"} & node.keys()
-            assert (len(own), bool(places)) in ((2, False), (0, True)), kind  # Ray refuses both
-            assert not any(card.get("AssociatePublicIpAddress") for card in cards or ())
-        else:
-            assert all("accessConfigs" not in one for one in node["networkInterfaces"])
+def test_kuberay_grows_from_a_head_without_work() -> None:
+    assert cluster_spec("rayjob") == SPEC
+    assert SPEC["rayVersion"] == pinned("ray")
+    manifest = {"metadata": {"name": "ringray", "namespace": "team"}, "spec": SPEC}
+    config = autoscaling_config._derive_autoscaling_config_from_ray_cr(manifest)
+    validate_config(config)
+    types = config["available_node_types"]
+    head = types.pop(config["head_node_type"])
+    assert head["resources"]["CPU"] == 0
+    assert [given["min_workers"] for given in types.values()] == [0] * 4
+    config = autoscaling_config._derive_autoscaling_config_from_ray_cr(manifest)
+    assert capacity.from_config(config, HEAD).ranks(GPU) == 8 * 1 + 2 * 8
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
 def test_a_launched_cluster_is_private(name: str) -> None:
     config = read(name)
-    (start,) = (line for line in config["head_start_ray_commands"] if "--head" in line)
-    assert "--dashboard-host=127.0.0.1" in start
-    assert "--num-cpus=0" in start
-    started = [
-        line
-        for key in ("head_start_ray_commands", "worker_start_ray_commands")
-        for line in config[key]
-        if " start " in line
-    ]
-    assert len(started) == 2
+    nodes = ("head", "worker")
+    started = [config[f"{node}_start_ray_commands"][-1] for node in nodes]
     assert all(re.search(r"(^|; )RAY_AUTH_MODE=token ", line) for line in started)
+    assert "--dashboard-host=127.0.0.1" in started[0]
     assert config["file_mounts"]["~/.ray/auth_token"] == "~/.ray/auth_token"
     assert "0.0.0.0" not in (CLUSTER / f"{name}.yaml").read_text()
+
+
+def test_pods_of_kuberay_are_private_and_locked_down() -> None:
+    assert SPEC["authOptions"] == {"mode": "token"}
+    assert SPEC["headGroupSpec"]["serviceType"] == "ClusterIP"
+    for template in pods(SPEC):
+        (container,) = template["spec"]["containers"]
+        assert container["securityContext"]["runAsNonRoot"] is True
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+        pod = {"apiVersion": "v1", "kind": "Pod", **template}
+        pod["metadata"] = {"name": "ringray"} | pod["metadata"]
+        kubernetes_validate.validate(pod, "1.30", strict=True)
+
+
+@pytest.mark.parametrize("path", ["mlflow/kubernetes.yaml", "kuberay/network.yaml"])
+def test_kubernetes_accepts_it_and_opens_nothing_to_the_outside(path: str) -> None:
+    for one in yaml.safe_load_all((CLUSTER / path).read_text()):
+        kubernetes_validate.validate(one, "1.30", strict=True)
+        if one["kind"] == "Service":
+            assert one["spec"].get("type", "ClusterIP") == "ClusterIP"
+        if one["kind"] == "NetworkPolicy":
+            assert one["spec"]["policyTypes"] == ["Ingress"]
+            assert all(rule["from"] for rule in one["spec"]["ingress"])
+
+
+def test_mlflow_opens_the_loopback_alone_and_no_password_stands_in_a_file() -> None:
+    services = yaml.safe_load((CLUSTER / "mlflow" / "compose.yaml").read_text())["services"]
+    assert services["mlflow"]["ports"] == ["127.0.0.1:5000:5000"]
+    assert "ports" not in services["postgres"]
+    for name in ("compose.yaml", "kubernetes.yaml", "auth.ini"):
+        text = (CLUSTER / "mlflow" / name).read_text()
+        assert not re.search(r"://[^/\s]+:[^/\s]+@", text)
+        assert not re.search(r"(?i)password['\"]?\s*[:=]\s*(?!\$|/run/secrets/)\w", text)

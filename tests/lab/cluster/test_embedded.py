@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray import lab
 from ringray.base import locks
 from ringray.base.errors import ClusterError
 from ringray.lab.cluster import connect, embedded
 from ringray.lab.cluster.embedded import TRIES, Servers
-from tests.support.small_spec import SMALL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,35 +66,3 @@ def test_a_start_that_fails_is_tried_again(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == len(seconds) - 1 == min(failures, TRIES - 1)
     assert all(line.endswith("so it is; starting it again") for line in told)
-
-
-def dirty(**_: Any) -> None:
-    """Variables that Ray sets in the environment while it starts."""
-    os.environ["PYTHONBREAKPOINT"] = os.environ["RAY_OF_ITS_OWN"] = "x"
-    os.environ.pop("RAY_SOMETHING", None)
-
-
-def fails(**_: Any) -> None:
-    dirty()
-    raise RuntimeError("no luck")
-
-
-@pytest.mark.parametrize(("init", "way"), [(fails, "run"), (dirty, "connect")])
-def test_the_environment_is_as_before(
-    init: Any, way: str, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After what starts a local Ray, whatever comes of it."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setenv("RAY_SOMETHING", "of the user")
-    starts: list[bool] = []
-    monkeypatch.setattr("ray.init", lambda **given: starts.append(True) or init(**given))
-    monkeypatch.setattr("ray.nodes", list)
-    before = dict(os.environ)
-    with contextlib.suppress(Exception):  # there is no Ray
-        if way == "connect":
-            with connect.connect(None):
-                assert os.environ["RAY_OF_ITS_OWN"] == "x"
-        else:
-            getattr(lab, way)(SMALL)
-    assert dict(os.environ) == before
-    assert starts

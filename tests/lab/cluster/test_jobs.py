@@ -102,8 +102,6 @@ def test_an_address_holds_no_password(capsys: pytest.CaptureFixture[str]) -> Non
     "change",
     [
         {"metadata": {"sweep": PLAN.digest, "name": "x\x1b[2J", "code": "c"}},
-        {"metadata": {"sweep": PLAN.digest, "name": "a; rm -rf ~", "code": "c"}},
-        {"metadata": {"sweep": PLAN.digest[:12] + "'/../x", "name": "small", "code": "c"}},
         {"id": f"ringray-{SHORT}-" + "9" * 5000}, {"id": f"ringray-{SHORT}-١"},
     ],
 )  # fmt: skip
