@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-import torch
 
 from ringray.base import provenance
 from ringray.base.errors import UserError
@@ -30,7 +29,6 @@ TINY = Size(
     rings=(("float32", 16, 4), ("float32", 64, 16)), dtypes=("float32", "bfloat16"),
     head_dims=(16,), slow={"bfloat16": 64},
 )  # fmt: skip
-CPU = torch.device("cpu")
 
 
 def made() -> dict[int, dict[str, Any]]:
@@ -99,24 +97,6 @@ def test_rings_tell_what_steps_messages_and_bytes_take() -> None:
     assert found["spread"] == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("shape", ["causal", "full", "stepped"])
-def test_flops_count_what_a_call_sees(shape: str) -> None:
-    case = machine.TimedCall("float32", 16, "backward", shape, 96, 3)
-    assert machine._flops(case) == rank.ends(shape, 96).sum() * 3 * 16 * 10
-
-
-@pytest.mark.parametrize("shape", ["causal", "full", "stepped"])
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-def test_calls_compute_without_overflow(direction: str, shape: str) -> None:
-    call = rank.attention_call(rank.TimedCall("bfloat16", 16, direction, shape, 96, 3), CPU)
-    for _ in range(3):
-        found = call()
-    sums = rank._tensors("bfloat16", 16, 96, 3, CPU)[1]
-    results = list(found) if isinstance(found, tuple) else sums
-    assert all(x.isfinite().all() for x in results)
-    assert any(x.abs().sum() > 0 for x in results)
-
-
 def test_a_rank_alone_times_its_parts() -> None:
     size = replace(TINY, dtypes=("float32",))
     cases = (*size.single(), *size.beside())
@@ -154,20 +134,13 @@ def test_a_rank_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         machine._samples({"ranks": 1})
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-        (["--device", "cuda"], "no GPU of this machine works"),
-    ],
-)
-def test_bad_input(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_machine_without_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = provenance.hardware() | {"gpus": []}
     monkeypatch.setattr(provenance, "hardware", lambda: there)
-    assert cli.main(["calibrate", *words]) == 2
-    assert said in capsys.readouterr().err
+    assert cli.main(["calibrate", "--device", "cuda"]) == 2
+    assert "no GPU of this machine works" in capsys.readouterr().err
 
 
 def test_the_command_keeps_and_prints_what_was_measured(

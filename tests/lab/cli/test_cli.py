@@ -38,14 +38,6 @@ def shell(*arguments: str, code: str = "", **variables: str) -> subprocess.Compl
 # Exit codes and errors
 
 
-def test_an_environment_without_a_requirement_is_named(home: Path) -> None:
-    code = "import sys; sys.modules['psutil'] = None; from ringray.lab.cli import entry; entry()"
-    done = shell("run", QUICKSTART, "--no-tracking", code=code)
-    assert done.returncode == 2
-    assert f"{sys.executable} has no module psutil" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -83,15 +75,6 @@ def test_a_broken_spec_exits_2_with_its_line_and_field(
         assert f"\n{broken}:6: problem.heads: got 'two'" in err
 
 
-def test_a_spec_of_which_no_point_can_run_exits_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    impossible = tmp_path / "impossible.yaml"
-    impossible.write_text(SMALL.replace("[null, 3]", "3").replace("[true, false]", "false"))
-    assert cli.main(["validate", str(impossible)]) == 2
-    assert f"{impossible}:7: problem.window: " in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([name, "--help"]) == 0
@@ -125,14 +108,6 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
 
 
 # validate, plan, schema
-
-
-def test_validate_answers_in_two_lines(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["validate", small]) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    digest = plan.build(spec.load(small)).digest
-    assert first == f"{small}: small (latency) is valid, sweep {digest[:12]}"
-    assert second.startswith("6 trials and 2 pruned; predicted: ")
 
 
 def test_plan_lists_trials_and_what_is_pruned(

@@ -60,28 +60,6 @@ def test_doctor_names_what_is_missing_and_the_way_out(
     assert line in out
 
 
-@pytest.mark.parametrize(
-    ("torch", "line"),
-    [
-        (
-            {"interpreted": True, "auto": "aten"},
-            "note    backends  triton: only in its interpreter, for small sizes (its kernels",
-        ),
-        ({"gpus": ["NVIDIA H100"], "auto": "triton"}, "backends  triton, aten; auto is triton"),
-        (
-            {"gpus": ["NVIDIA H100"], "interpreted": True, "auto": "triton"},
-            "triton: only in its interpreter, for small sizes (TRITON_INTERPRET is set)",
-        ),
-    ],
-)
-def test_doctor_tells_compiled_kernels_from_interpreted_ones(
-    torch: Any, line: str, doctors: Any
-) -> None:
-    code, out = doctors(torch)
-    assert code == 0
-    assert line in out
-
-
 def test_a_cluster_that_does_not_answer_is_missing(
     doctors: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

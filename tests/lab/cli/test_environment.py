@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ringray.lab import cli
 from ringray.lab.store.store import Store
-from tests.support.place import tiny
 from tests.support.tracking_store import begin, trials
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -56,19 +54,3 @@ def test_a_full_stdout(home: Path) -> None:
     done = shell("list >/dev/full")
     says = "stdout, or a file cannot be used: no space left on device"
     check_one_line(done.returncode, done.stderr, says)
-
-
-@pytest.mark.parametrize("token", ["x\r\nX-Header: y"])
-@pytest.mark.parametrize("command", ["run", "submit"])
-def test_a_token_that_no_header_can_hold(
-    home: Path, command: str, token: str,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    spec = home / "tiny.yaml"
-    spec.write_text(tiny("tiny"))
-    monkeypatch.setenv("RAY_AUTH_TOKEN", token)
-    place = "127.0.0.1:9" if command == "run" else "http://127.0.0.1:9"
-    code = cli.main([command, str(spec), "--address", place])
-    error = capsys.readouterr().err
-    check_one_line(code, error, "RAY_AUTH_TOKEN")
-    assert token not in error

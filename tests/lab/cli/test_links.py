@@ -50,18 +50,9 @@ def test_the_matrix_has_bandwidth_above_and_latency_below(
     assert "10.0.0.2 ↔ 10.0.0.3: 95.0 MB/s, the median is 1.20 GB/s" in out
     (kept,) = (home / "hardware").iterdir()
     assert f"kept in {kept}" in out
-
-
-def test_what_was_found_is_shown_beside_what_failed(
-    finds: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
     finds(cluster(3, {(0, 1): {"error": "no messages pass: timed out"}}))
     assert cli.main(["doctor", "--cluster", *AT]) == 1
-    out = capsys.readouterr().out
-    rows = [line.split() for line in out.splitlines()]
-    assert ["1", "10.0.0.2", "–", "none", "1.20"] in rows
-    assert ["2", "10.0.0.3", "none", "–", "1.20"] in rows
-    assert "10.0.0.2 ↔ 10.0.0.3: no messages pass: timed out" in out
+    assert "10.0.0.2 ↔ 10.0.0.3: no messages pass: timed out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

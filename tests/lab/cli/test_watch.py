@@ -154,26 +154,6 @@ def test_a_command_that_ends_before_the_sweep_is_started_again(
     assert server.jobs == {}
 
 
-@pytest.mark.parametrize(
-    ("lines", "why"),
-    [
-        (["ringray: error: there is no sweep 'smal'\n"], f"of {URL}: there is no sweep 'smal'"),
-        (["Traceback\n"], f"`ringray watch` failed on the head of {URL}: no disk"),
-    ],
-)
-def test_what_the_head_refuses_is_told(
-    home: Path, server: Server, lines: list[str], why: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    def message() -> None:
-        next(iter(server.jobs.values())).message = "no disk"
-
-    server.logs, server.asked_ends = [[*lines, message]], "FAILED"
-    assert cli.main(["watch", "smal", "--address", URL]) == 2
-    assert why in capsys.readouterr().err
-    assert server.jobs == {}
-
-
 def test_ctrl_c_ends_the_job_on_the_head(
     home: Path, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ringray.lab.driver.json_lines import JsonLines
 from tests.support.sweep_world import Rings, World
 
 if TYPE_CHECKING:
@@ -73,25 +71,3 @@ def test_again_measures_everything_once_more_and_loses_nothing_if_interrupted(
     assert (world.medians(), world.earlier()) == ([5.0, 6.0, 7.0], [1.0, 2.0, 3.0, 4.0])
     assert world.run()[0].measured == 0
     assert world.medians() == [5.0, 6.0, 7.0], "the newest of one identity is current"
-
-
-def test_lines_of_other_code_are_not_written_again(world: World) -> None:
-    path = world.folder / "a.jsonl"
-
-    def lines() -> list[tuple[str, float]]:
-        read = [json.loads(line) for line in path.read_text().splitlines()]
-        return [
-            (line["environment"]["git"]["commit"][0], line["metrics"]["median_ms"]) for line in read
-        ]
-
-    world.run()
-    world.checkout("b")
-    world.run(JsonLines(str(path)))
-    of_b = [("b", 4.0), ("b", 5.0), ("b", 6.0)]
-    assert lines() == of_b
-    world.checkout("a")
-    for _ in range(2):  # a second time there is nothing to add
-        world.run(JsonLines(str(path)))
-        assert lines() == [*of_b, ("a", 1.0), ("a", 2.0), ("a", 3.0)]
-    world.run(JsonLines(str(path)), again=True)
-    assert lines()[6:] == [("a", 7.0), ("a", 8.0), ("a", 9.0)]

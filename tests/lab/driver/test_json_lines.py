@@ -68,14 +68,6 @@ def test_lines_that_a_killed_driver_owes_are_written_once(
     assert _read(path) == [4, 2, 0, 1, 2, 4]
 
 
-def test_what_others_wrote_is_left_as_it_is(tmp_path: Path, rows: list[TrialRow]) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text("# notes\n[1, 2]\nno newline at the end")
-    _start(path, rows[:1]).close()
-    assert path.read_text().startswith('# notes\n[1, 2]\nno newline at the end\n{"point": ')
-    assert len(path.read_text().splitlines()) == 4
-
-
 def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(_start(Path("/dev/full"), [])) as lines:
         says = r"/dev/full: no space left .*ringray resume quick --json"

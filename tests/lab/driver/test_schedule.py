@@ -10,7 +10,6 @@ import pytest
 from ringray.lab.driver.schedule import Schedule
 from ringray.lab.driver.studies import outcome_of
 from ringray.lab.plan import plan
-from ringray.lab.plan.problems import studies
 from ringray.lab.specs import model as spec
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome
@@ -151,29 +150,6 @@ def test_a_lucky_replica_does_not_decide() -> None:
         1,
     )  # its middle one, 12 ms
     assert found.runs == 10
-
-
-@pytest.mark.parametrize(("other", "several"), [("peak_memory_bytes", True), ("tflops", False)])
-def test_of_several_objectives_there_is_a_front(other: str, several: bool) -> None:
-    made = build(f"{{method: grid, objectives: [median_ms, {other}]}}")
-    schedule = Schedule(made, {}, {})
-    Machine().run(schedule)
-    study = schedule.found()[0]
-    assert study.best in study.front
-    assert (len(study.front) > 1) == several
-
-
-def test_a_lucky_run_does_not_decide() -> None:
-    """A point that was measured once is not the best of points that were measured nine times."""
-    trials = studies(build("{method: halving}").runnable)[0]
-    lucky, steady, slow = trials[:3]
-    results = {
-        trial.key: Outcome("ok", None, {"median_ms": ms}, {"ms": [ms] * repeats})
-        for trial, ms, repeats in ((lucky, 5.0, 1), (steady, 10.0, 9), (slow, 11.0, 9))
-    }
-    found = outcome_of(trials, results, ["median_ms"])
-    assert found.best == steady.key
-    assert found.runs == 19
 
 
 def test_a_round_ends_when_all_of_it_was_told() -> None:

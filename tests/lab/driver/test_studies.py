@@ -102,18 +102,6 @@ def test_the_faster_backend_is_kept(tmp_path: Path) -> None:
         assert (entry.choice["blocks"] is None) == (kept_backend == "cudnn")
 
 
-def test_a_sweep_that_is_over_keeps_what_it_found_however_it_came_to_it() -> None:
-    """Its points were not those that a search would ask for by what is left of them."""
-    made = built("8000", "{method: halving}")
-    some = [trial for trial in made.runnable if trial.index % 2 == 0]
-    kept = result.entries(made, rows(made, lambda t: 1.0 + order(t) if t in some else None))
-    assert len(kept) == 1
-    studies = result.results(made, rows(made, lambda t: 1.0 if t in some else None))
-    assert [len(study.trials) - len(study.not_requested) for study in studies] == [
-        sum(trial in some for trial in study.trials) for study in studies
-    ]
-
-
 CUT = (
     "version: 1\nname: c\nkind: kernel-tune\nring: {size: 1, device: cpu}\n"
     "problem: {seq_len: 300, heads: 2, head_dim: 16, direction: forward}\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -15,12 +15,8 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
 from ringray_kernels import Blocks
-from tests.support import place as drive
 from tests.support import ring_truth
 from tests.support.ranks import Case, on_ring
-
-if TYPE_CHECKING:
-    from tests.support.place import Place
 
 interpreter = pytest.mark.skipif(
     "TRITON_INTERPRET" not in os.environ, reason="CPU tensors need Triton's interpreter"
@@ -139,29 +135,3 @@ def test_a_cluster_decides_what_auto_leaves_open() -> None:
             refusal = cluster.refusal(trial.config)
             assert (refusal is None) == (says is None), (strategy, refusal)
             assert says is None or says in str(refusal)
-
-
-# A sweep
-
-
-@pytest.mark.exhaustive
-def test_actors_run_both_backends_in_turn(place: Place) -> None:
-    text = drive.tiny("kernels", seq_len=48, warmup=0, repeats=2).replace("latency", "correctness")
-    strategy = (
-        "strategy: {backend: [aten, triton], blocks: [null, 'dq=16x16/4/1, dkv=16x16/4/1']}\n"
-    )
-    direction = text.replace("direction: forward", "direction: forward+backward")
-    done = place.run("run", place.spec(direction + strategy))
-    assert done.code == 0, done.out + done.err
-    rows = place.trials("kernels")
-    assert [(row.config["backend"], row.config["blocks"], row.status) for row in rows] == [
-        ("aten", None, "ok"),
-        ("aten", "dq=16x16/4/1,dkv=16x16/4/1", "pruned"),
-        ("triton", None, "ok"),
-        ("triton", "dq=16x16/4/1,dkv=16x16/4/1", "ok"),
-    ]
-    assert all(row.metrics["error_dq"] <= 1 for row in rows if row.status == "ok")
-    _, children = place.mlflow("kernels")
-    assert {child.data.params["blocks"] for child in children.values()} == {
-        "null", "dq=16x16/4/1,dkv=16x16/4/1",
-    }  # fmt: skip

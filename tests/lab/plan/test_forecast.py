@@ -142,13 +142,3 @@ def test_the_commands_know_what_is_ruled_out(
     capsys.readouterr()
     assert main(["plan", str(path), "--all"]) == 0
     assert "3 trials; predicted" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("price", ["free", "-1"])
-def test_a_price_that_is_no_number(
-    price: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "f.yaml"
-    path.write_text(LENGTHS)
-    assert main(["plan", str(path), "--price", price]) == 2
-    assert f"--price: got {price!r}, expected a number of at least 0" in capsys.readouterr().err

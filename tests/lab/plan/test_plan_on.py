@@ -11,7 +11,7 @@ import pytest
 from ringray.base.errors import SpecError
 from ringray.lab.cli import main
 from ringray.lab.plan.plan import Plan, build
-from ringray.lab.predict.hardware import parse_fleet, table
+from ringray.lab.predict.hardware import parse_fleet
 from ringray.lab.specs.model import parse
 
 SPEC = """
@@ -96,16 +96,6 @@ def test_the_command_predicts_for_a_fleet(
     _, slow = written(tmp_path, "--on", "h100:2x8", "--slow", "3:2", "--jitter", "0.01")
     quick = there["trials"][0]["predicted"]["time_ms"]
     assert slow["trials"][0]["predicted"]["time_ms"] > 1.2 * quick
-
-
-def test_an_entry_of_ones_own_has_a_price(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.yaml"
-    fields = table()["h100"].model_dump(mode="json") | {"price": 3.0}
-    mine.write_text(json.dumps({"mine": fields}))
-    _, found = written(tmp_path, "--on", f"{mine}:2x8")
-    assert found["totals"]["cost"] == pytest.approx(3 * found["totals"]["rank_hours"])
-    _, found = written(tmp_path, "--on", f"{mine}:2x8", "--price", "1")
-    assert found["totals"]["cost"] == pytest.approx(found["totals"]["rank_hours"])
 
 
 @pytest.mark.parametrize(

@@ -94,18 +94,3 @@ def test_memory_that_no_layout_has() -> None:
     big = TrainingRequest(named("405b", {}), hardware.parse_fleet("h100:1"), 1, 1)
     with pytest.raises(UserError, match="what helps: more ranks"):
         advise.max_context(big)
-
-
-@pytest.mark.parametrize("given", [{"tp": 3}, {"cp": 16, "tp": 2}])
-def test_degrees_that_cannot_be(given: dict[str, int]) -> None:
-    name, number = next(iter(given.items()))
-    with pytest.raises(UserError, match=f"--{name} {number}.*TP divides the 8 ranks"):
-        advise.advise(replace(training_request(), fixed=given))
-
-
-def test_a_sequence_has_a_longest_length() -> None:
-    tiny = named(None, {"layers": 1, "hidden": 64, "heads": 8, "vocab": 64})
-    reach = advise.max_context(TrainingRequest(tiny, hardware.parse_fleet("h100:32x8"), 1, 1))
-    assert reach.longest
-    assert reach.context <= advise.LONGEST < reach.context + 256 * 64
-    assert not advise.max_context(training_request()).longest

@@ -61,12 +61,6 @@ def test_one_of_another_version_is_not_used(
         calibration.fleet("local:4")
 
 
-def test_without_one_the_error_names_the_command(home: Path) -> None:
-    with pytest.raises(UserError, match="not measured on this machine; run `ringray calibrate`"):
-        calibration.fleet("local")
-    assert not home.exists()
-
-
 def test_a_damaged_file_is_named(fields: dict[str, Any]) -> None:
     place = calibration.write(fields, "cpu")
     place.write_text(json.dumps({"local": {"title": 1}}))

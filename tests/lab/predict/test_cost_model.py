@@ -10,17 +10,11 @@ import torch
 import ringray
 from ringray.base import provenance
 from ringray.lab.predict import cost_model, hardware
-from ringray.lab.predict import peak_memory as memory
 from ringray.lab.trial.measurement import peak_memory
-from ringray_kernels.backends import aten
 from tests.support.point import point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-def test_it_mirrors_the_backend() -> None:
-    assert memory.CALL_ELEMENTS == aten.ELEMENTS_PER_CALL
 
 
 @pytest.fixture

@@ -12,11 +12,10 @@ import pytest
 
 from ringray.base import provenance
 from ringray.lab.cli import main
-from ringray.lab.cli.spec import past_trials
 from ringray.lab.plan.plan import build
 from ringray.lab.predict import cost_model
 from ringray.lab.predict.fitting import LEAST, MeasuredTrial, fitted
-from ringray.lab.predict.hardware import Fleet, cpu, parse_fleet
+from ringray.lab.predict.hardware import Fleet, parse_fleet
 from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.trial.config import TrialConfig
@@ -168,22 +167,6 @@ def test_trials_that_say_nothing_of_this_hardware_change_nothing(case: str) -> N
     assert fitted(TABLE, CASES[case]()) is TABLE
 
 
-def test_this_machine_is_fitted_to_its_own_trials_only() -> None:
-    on, configs = cpu(2), [point(seq_len=256 << i, ring_size=n) for i in range(5) for n in (1, 2)]
-    environment = provenance.describe()
-    environment["hardware"] = {**environment["hardware"], "gpus": []}
-
-    def found(**hardware: Any) -> Fleet:
-        where = {**environment, "hardware": environment["hardware"] | hardware}
-        return fitted(on, [MeasuredTrial(one, 3 * seconds(one, on), where) for one in configs])
-
-    if provenance.hardware()["gpus"]:
-        pytest.skip("this machine has GPUs")
-    (one,) = [point(seq_len=3000, ring_size=2)]
-    assert seconds(one, found()) == pytest.approx(3 * seconds(one, on), rel=0.15)
-    assert found(cpu="another") is on
-
-
 # The command line
 
 SPEC = """
@@ -242,21 +225,3 @@ def test_plans_are_fitted_to_what_the_store_holds(
     ]
     assert min(longer) > 1.5, "tiny ones take the time of calls, which is not fitted"
     assert longer[3:] == pytest.approx([4] * 5, rel=0.25)
-
-
-def test_a_sweep_is_not_fitted_to_itself(home: Path, known: Callable[[float], None]) -> None:
-    """A search that is resumed asks for the same points as before."""
-    home.mkdir(exist_ok=True)
-    known(4.0)
-    (sweep,) = Store(home / "store.db").sweeps()
-    assert not list(past_trials(None, but=sweep.digest))
-    assert len(list(past_trials(None))) == 8
-
-
-def test_a_store_that_cannot_be_read_is_no_obstacle(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home.mkdir(exist_ok=True)
-    (home / "store.db").write_bytes(b"not a store" * 100)
-    assert planned(home, 5)["fitted_trials"] == 0
-    assert "warning: predictions without its trials" in capsys.readouterr().err

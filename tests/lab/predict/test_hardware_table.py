@@ -55,29 +55,6 @@ def test_a_triangle_and_a_backward_pass_are_no_faster_per_flop(name: str) -> Non
                 assert one.rates[rows] <= 1.01 * forward.rates[rows]
 
 
-def test_the_page_has_the_figures_of_the_table() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "hardware.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| .+? \| (.+) \|$", page, re.MULTILINE)
-    assert {name for name, _ in rows} == {one for one in (*DEVICES, "cpu") if "-" not in one}
-    for name, row in rows:
-        entry, cells = hardware.table()[name], row.split(" | ")
-        long = {one.direction: one for one in entry.attention if one.dtype == "bfloat16"}
-        if name != "cpu":  # which has no curves of causal calls
-            long = {
-                one.direction: one for one in entry.attention if one.head_dim == 128 and one.causal
-            }
-        rates = [one.rates[max(n for n in one.rates if n <= 16384)] for one in long.values()]
-        figures = [float(one) for one in re.findall(r"[\d.]+", cells[1])][:2]
-        if cells[1] == "as `h100`":
-            assert entry.attention == hardware.table()["h100"].attention
-        else:
-            assert figures == pytest.approx([rate / 1e12 for rate in rates]), name
-        assert float(cells[0]) == pytest.approx(entry.peak["bfloat16"] / 1e12, rel=0.01)
-        assert cells[2] == (f"{entry.memory / 1e9:g}" if entry.memory else "–"), name
-        for cell, link in zip(cells[3:], (entry.inner, entry.outer), strict=True):
-            assert float(cell.split()[0]) == link.bandwidth / 1e9, (name, cell)
-
-
 MINE = """mine:
   title: mine
   memory: 8.0e+10
@@ -122,19 +99,3 @@ def test_a_wrong_file_is_told_by_its_field(
         hardware.parse_fleet(f"{path}:2x4")
     lines = [line for line in str(caught.value).splitlines() if line.startswith(f"{path}: ")]
     assert any(message in line for line in lines), str(caught.value)
-
-
-def test_a_file_that_cannot_be_read_is_told_in_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.write_text("mine: !!python/name:os.system")
-    with pytest.raises(UserError, match="could not determine a constructor for the tag") as caught:
-        hardware.read_entries(path)
-    assert str(caught.value).startswith(f"hardware: {path} cannot be read: ")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_pipe_or_a_device_is_no_hardware(tmp_path: Path) -> None:
-    path = tmp_path / "mine.yaml"
-    path.symlink_to("/dev/zero")
-    with pytest.raises(UserError, match="not a regular file"):
-        hardware.read_entries(path)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ringray.base import provenance
-from ringray.base.errors import UserError
 from ringray.lab import cli
 from ringray.lab.plan import plan
 from ringray.lab.predict import calibration
@@ -120,10 +119,3 @@ def test_links_of_another_cluster_change_nothing(home: Path, found: ClusterLinks
     before = predicted_ms("h100:4x1")
     calibration.write_links(found)
     assert predicted_ms("h100:4x1") == before
-
-
-def test_a_damaged_file_is_named(home: Path) -> None:
-    place = calibration.write_links(cluster(4))
-    place.write_text("{")
-    with pytest.raises(UserError, match=f"{place} holds no links that can be read; remove"):
-        calibration.fleet("h100:4x1")

@@ -54,16 +54,6 @@ def test_a_ring_merges_each_later_chunk_and_a_gathered_pass_nothing(fleet: Fleet
     assert cost_model.predict(gathered, fleet).time_ms < cost_model.predict(CONFIG, fleet).time_ms
 
 
-def test_ranks_of_ulysses_share_the_cores_of_their_own_host(fleet: Fleet) -> None:
-    config = CONFIG.changed(transport="ulysses")
-    one_core = fleet.hardware.model_copy(update={"cores": 1})
-    apart, together = (
-        cost_model.predict(config, replace(fleet, hardware=one_core, nodes=nodes, per_node=ranks))
-        for nodes, ranks in ((4, 1), (1, 4))
-    )
-    assert together.time_ms == pytest.approx(4 * apart.time_ms)
-
-
 def test_only_folded_rows_see_others_in_steps(fleet: Fleet) -> None:
     """Between ranks, and where keys are gathered also rows that are evenly spaced."""
     full = fleet.hardware.attention[0]

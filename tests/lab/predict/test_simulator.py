@@ -81,37 +81,10 @@ def test_ranks_that_share_cores_slow_each_other_alike() -> None:
     assert ring(4, row=0, seconds=5.0, cores=2).ended == pytest.approx(4 * 5 * 2)
 
 
-def test_cores_handle_the_messages_of_their_ranks() -> None:
-    """Three hops of four ranks: each sends and receives one message of 10 bytes at each."""
-    links = {"inner": {"bandwidth": 1e30, "latency": 0.0}, "cores": 4}
-    assert ring(4, row=10, copying=0.5, **links).ended == pytest.approx(3 * 5)
-    assert ring(4, row=10, message=2.0, **links).ended == pytest.approx(3 * 2)
-    assert ring(4, row=10, message=2.0, **links | {"cores": 2}).ended == pytest.approx(2 * 3 * 2)
-    done = ring(4, row=10, step=1.0, seconds=3.0, **links)
-    assert done.ended == pytest.approx(4 * 4)
-    assert done.computed == pytest.approx(4 * 4)
-
-
 def test_the_slowest_link_paces_the_ring() -> None:
     done = ring(4, per_node=2, row=1)
     assert done.ended.max() == pytest.approx(3 * 10)
     assert done.outer_bytes == 6
-
-
-def test_ranks_that_share_a_port_send_one_after_the_other() -> None:
-    """Two nodes of four: all ranks of a node send across at once, or one."""
-
-    def across(ranks: int) -> float:
-        moved = hulls.traffic(
-            Layout("contiguous", 8, 8), Mask(8, causal=False),
-            transport.plan("double-ring:4", 8, 8, 8).routes[0], "keys",
-        )  # fmt: skip
-        hardware = clock(outer={"bandwidth": 0.1, "latency": 0, "ranks": ranks})
-        done = run(moved, np.zeros((8, 8)), 1, Fleet("clock", hardware, 2, 4))
-        return float(done.ended.max())
-
-    assert across(1) == pytest.approx(10 + 3)
-    assert across(4) == pytest.approx(40 + 3)
 
 
 def test_ranks_in_another_order_cross_more_often_and_share_ports() -> None:

@@ -7,12 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ringray.base.errors import UserError
-from ringray.lab.plan.plan import build
 from ringray.lab.predict import hardware, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import Training
-from ringray.lab.specs.model import parse
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model, named
 from ringray.training.recipe import Degrees
@@ -39,19 +36,6 @@ def test_flops_are_two_per_weight_and_four_head_dims_per_pair() -> None:
     expected = context * (4 * 2 * weights + 2 * 96 * 512) + 4 * 4 * 16 * 6 * pairs
     assert TINY.forward_flops(context) == expected
     assert TINY.forward_flops(context, causal=False) > expected
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "says"),
-    [
-        ("8bb", {}, "did you mean"),
-        (None, {"layers": 2}, "--hidden"),
-        ("8b", {"kv_heads": 5}, "kv_heads: got 5"),
-    ],
-)
-def test_models_that_cannot_be(name: str | None, given: dict[str, int], says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        named(name, given)
 
 
 def saved_bytes(m: Model, rows: int) -> int:
@@ -136,29 +120,3 @@ def test_a_step_by_hand() -> None:
     stages = found.total - found.pipeline - found.optimizer
     assert found.pipeline == pytest.approx(stages / 2, rel=0.02)  # and three small transfers
     assert found.spread == pytest.approx(0.1)
-
-
-TRAINING = """
-version: 1
-name: it
-kind: train
-ring: {{size: 8, threads: {threads}, device: cpu}}
-problem: {{seq_len: 4096, dtype: {dtype}}}
-training: {{model: llama-tiny, steps: 1}}
-"""
-
-
-def trained(on: hardware.Fleet, threads: int = 1, dtype: str = "float32") -> Cost:
-    config = build(parse(TRAINING.format(threads=threads, dtype=dtype)), on).trials[0].config
-    return transformer.predict(config, on)
-
-
-def test_a_training_lies_on_the_nodes_of_its_fleet() -> None:
-    here = hardware.cpu(2)
-    assert trained(here).outer_bytes == 0
-    apart = replace(here, nodes=2, per_node=4)
-    assert trained(apart).outer_bytes > 0
-    fast = hardware.Link(bandwidth=1e12, latency=0.0)
-    cores = here.hardware.model_copy(update={"outer": fast, "inner": fast})
-    alone, both = (trained(replace(on, hardware=cores)).time_ms for on in (apart, here))
-    assert alone < 0.7 * both, "four ranks share the cores of a node, not eight"

@@ -1,11 +1,6 @@
-"""The Ray resources that a ring's actors take, on a real Ray with GPUs that exist by count only."""
+"""What a rank asks for of Ray, and rings whose nodes have several versions."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,49 +11,6 @@ from ringray.lab.ring.actor import RankInfo
 from ringray.lab.ring.group import mixed_versions
 from ringray.lab.specs import model as spec
 from ringray.tuning.table import Place
-
-ROOT = Path(__file__).resolve().parents[3]
-# A placement group turns GPUs into resources ``GPU_group_*``; actors that ask for none would leave
-# these free, and see no device. A process of its own: Ray reads its authentication mode only once.
-RING_ON_GPUS = """
-import shutil, tempfile
-import ray
-from ringray.lab.cluster.capacity import Placement
-from ringray.lab.cluster.placement_wait import WaitLimits
-from ringray.lab.ring.group import ActorRing
-from tests.support.place import wait_until
-
-def free(prefix):
-    return sum(n for name, n in ray.available_resources().items() if name.startswith(prefix))
-
-folder = tempfile.mkdtemp(prefix="rr-")  # Ray's sockets are in it: names must be short
-ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=folder,
-         logging_level="ERROR", log_to_driver=False)
-try:
-    bundle = (("CPU", 1.0), ("GPU", 1.0))
-    ring = ActorRing(2, Placement("cpu", "PACK", bundle), 60.0, WaitLimits(60.0))
-    assert len(ring.ranks) == 2
-    wait_until("the GPUs of the node are taken", lambda: free("GPU") == 0)
-    assert free("GPU_group") == 0
-    ring.close()
-    wait_until("the GPUs are released", lambda: free("GPU") == 2)
-finally:
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-"""
-
-
-@pytest.mark.exhaustive
-def test_each_actor_holds_the_gpu_that_its_placement_reserves(tmp_path: Path) -> None:
-    given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    given.pop("CUDA_VISIBLE_DEVICES", None)
-    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
-    done = subprocess.run(
-        [sys.executable, "-c", RING_ON_GPUS],
-        env={**given, "HOME": str(tmp_path), "PYTHONPATH": path, "RAY_AUTH_MODE": "disabled"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(

@@ -124,17 +124,6 @@ def test_a_rank_that_does_not_answer_is_stalled(monkeypatch: pytest.MonkeyPatch)
     assert (raised.value.fault.kind, raised.value.fault.ranks) == ("stalled", (1,))
 
 
-@pytest.mark.parametrize(("nodes", "said"), [("bbb", "node b"), ("abb", ""), ("aab", "")])
-def test_a_node_is_named_if_all_ranks_at_fault_lie_there(
-    monkeypatch: pytest.MonkeyPatch, nodes: str, said: str
-) -> None:
-    with pytest.raises(RingFault) as raised:
-        watched(monkeypatch, [500.0, 400.0, 500.0], nodes=nodes)
-    fault = raised.value.fault
-    assert (fault.kind, fault.ranks) == ("timeout", (0, 1, 2))
-    assert (fault.node, fault.node_id) == (said, said[-1:])
-
-
 def test_a_lost_node_is_found_among_those_of_silent_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One whose process was stopped is no reason to blame its own node."""
     with pytest.raises(RingFault) as raised:

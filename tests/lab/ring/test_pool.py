@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +18,6 @@ from ringray.lab.ring.actor import RankInfo
 from ringray.lab.ring.pool import RingPool
 from ringray.lab.specs import model as spec
 from ringray.tuning.table import Place
-
-if TYPE_CHECKING:
-    pass
 
 PLACE = Place("cpu", "k", "2.13.0", "3.9.0")
 FEW = Capacity((NodeGroup("node", {"CPU": 8.0}),))
@@ -148,17 +145,6 @@ def test_a_ring_that_comes_too_late_is_given_back(
     with pytest.raises(StoppedError):
         shared.take(configs[0], configs)
     assert rings == []
-
-
-def test_how_long_a_place_is_waited_for_is_the_specs(rings: list[Counted]) -> None:
-    read, configs = sweep("{size: 64, device: cpu}", "{place_timeout: 3m}")
-    notes: list[str] = []
-    shared = RingPool(GROWING, read, notes.append)
-    shared.take(configs[0], configs)
-    (ring,) = rings
-    assert ring.wait_limits.seconds == 180.0
-    assert notes == ["starting 64 cpu actors"]
-    shared.close()
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,6 @@ def test_a_field_gets_the_value_of_the_option(
     assert changed.digest != spec.parse(SMALL).digest or change == "problem.window="
 
 
-def test_the_last_of_several_values_counts_and_the_rest_of_the_file_stays() -> None:
-    changes = ["problem.heads=8", "problem.heads=4", "measure.repeats=7", "name=other"]
-    changed = spec.parse(SMALL, changes=changes)
-    by_hand = SMALL.replace("heads: 2", "heads: 4").replace("repeats: 2", "repeats: 7")
-    assert changed.canonical() == spec.parse(by_hand.replace("small", "other")).canonical()
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -49,39 +49,18 @@ CASES = {
         "got 'eight', expected an integer from 1 to 1024 or a list of them",
     ),
     "quoted number": Broken("heads: 4", 'heads: "4"', 8, "problem.heads", "; write it plainly"),
-    "octal look": Broken("heads: 4", "heads: 010", 8, "problem.heads", "got '010'"),
-    "bad suffix": Broken("seq_len: 64", "seq_len: 64q", 7, "problem.seq_len", "got '64q'"),
-    "word for true": Broken(
-        "heads: 4", "causal: maybe", 8, "problem.causal", "got 'maybe', expected true or false"
-    ),
-    "too short": Broken(
-        "measure:", "limits: {trial_timeout: 10ms}\nmeasure:", 11, "limits.trial_timeout",
-        "got '10ms', expected null (2 minutes, or longer if a trial needs it) or a duration from "
-        "1s to 24h",
-    ),
     "block of no kernel": Broken(
         "partition: zigzag", "blocks: [null, dk=64x64/4/2]", 10, "strategy.blocks",
         "blocks: got 'dk=64x64/4/2', expected forward=..., dq=..., dkv=... once each",
     ),
-    "version of tomorrow": Broken("version: 1", "version: 2", 1, "version", "got 2, expected 1"),
     # names
     "unknown kind": Broken(
         "kind: latency", "kind: latencey", 3, "kind",
         f"got 'latencey', expected one of {', '.join(KINDS)}; did you mean 'latency'?",
     ),
-    "unknown dtype": Broken(
-        "heads: 4", "dtype: float23", 8, "problem.dtype",
-        "got 'float23', expected one of float32, bfloat16, float16 or a list of them",
-    ),
-    "baseline is a number": Broken(
-        "repeats: 3", "baseline: 3", 12, "measure.baseline",
-        "got 3, expected a mapping with the fields name, threads",
-    ),
     "boolean for a name": Broken(
         "name: good", "name: on", 2, "name", "got on (YAML reads it as true), expected a name"
     ),
-    "the way out of that": Broken("name: good", "name: yes", 2, "name", "put it in quotes"),
-    "line break in a name": Broken("name: good", 'name: "a\\n"', 2, "name", r"got 'a\n'"),
     # fields
     "unknown field": Broken(
         "seq_len: 64", "seq_len: 64\n  seq_length: 64", 8, "problem.seq_length",
@@ -94,7 +73,6 @@ CASES = {
     "given twice": Broken(
         "heads: 4", "heads: 4\n  heads: 8", 9, "problem.heads", "given twice, first on line 8"
     ),
-    "list as a field name": Broken("size: 2", "? [a]\n  : 2", 5, "ring", "key is not a plain name"),
     # sweeps
     "empty sweep": Broken("heads: 4", "heads: []", 8, "problem.heads", "got an empty list,"),
     "one of a sweep": Broken(
@@ -104,17 +82,10 @@ CASES = {
     "twice in a sweep": Broken(
         "heads: 4", "heads: [4, 8, 4]", 8, "problem.heads", "got 4, expected each value once"
     ),
-    # documents
-    "documents without lengths": Broken(
-        "heads: 4", "documents: {}", 8, "problem.documents.lengths", "expected a list of lengths"
-    ),
     # YAML itself
     "tab": Broken("  size: 2", "\tsize: 2", 5, None, "indent with spaces, not tabs"),
     "anchor": Broken("size: 2", "size: &s 2", 5, None, "'&s': anchors and aliases are not allowed"),
-    "tag": Broken("size: 2", "size: !!int 2", 5, None, "tag '!!int': tags are not allowed"),
-    "second document": Broken("measure:", "---\nmeasure:", 11, None, "a spec is one document"),
     "control character": Broken("name: good", "name: go\x07d", 2, None, "0x07 is not allowed"),
-    "beyond Unicode": Broken("name: good", 'name: "\\Uffffffff"', 2, None, "not valid YAML"),
 }  # fmt: skip
 
 
@@ -163,13 +134,6 @@ def test_empty(text: str) -> None:
         parse(text)
 
 
-@pytest.mark.parametrize(("text", "got"), [("[1]", "a list"), ("latency", "'latency'"), ("3", "3")])
-def test_not_a_mapping(text: str, got: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        parse(text, "x.yaml")
-    assert str(caught.value).startswith(f"x.yaml:1: got {got}, expected a mapping")
-
-
 class TestFiles:
     """Files that cannot be read."""
 
@@ -197,17 +161,9 @@ class TestFiles:
         (tmp_path / "experiments" / "quickstart.yaml").write_text(GOOD)  # their own comes first
         assert load("experiments/quickstart.yaml").name != "quickstart"
 
-    def test_directory(self, tmp_path: Path) -> None:
-        assert "is a directory" in self.failure(tmp_path).message
-
     def test_not_text(self, tmp_path: Path) -> None:
         path = tmp_path / "x.yaml"
         path.write_bytes(b"version: 1\nname: \xff\xfe\n")
         error = self.failure(path)
         assert error.line == 2
         assert "0xff is not UTF-8" in error.message
-
-    def test_huge(self, tmp_path: Path) -> None:
-        path = tmp_path / "x.yaml"
-        path.write_text(GOOD + "#" * (1 << 20))
-        assert "larger than 1 MiB" in self.failure(path).message

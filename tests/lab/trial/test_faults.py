@@ -159,18 +159,3 @@ def test_deadlines_follow_the_plan() -> None:
     assert small < beside
     assert deadline("4k", "24h").seconds < deadline("4k", "24h", kind="correctness").seconds
     assert deadline("1M").seconds == 7200
-
-
-def test_other_limits_are_named() -> None:
-    """Also those of a plan, which has a default where the spec has none."""
-    assert deadline("64", "2h").limit.startswith("50 × the predicted ")
-    assert deadline("1M", "2m").limit == "limits.trial_timeout is 2:00 by default"
-    text = TRIAL.format(kind="latency", seq_len="[64, 16k]", baseline="null")
-    for limits, start in [
-        ("", "50 × the predicted "),
-        ("limits: {trial_timeout: null}\n", "50 × the predicted "),
-        ("limits: {trial_timeout: 10m}\n", "limits.trial_timeout: 10:00"),
-    ]:
-        made = plan.build(spec.parse(text + limits))
-        first = made.trials[0]
-        assert plan.deadline(first, made.spec.limits).limit.startswith(start)
