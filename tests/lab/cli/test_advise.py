@@ -50,7 +50,6 @@ def test_max_context(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["8b", "--context", "1M", "--on", "h10:8"], "did you mean 'h100'?"),
         (["8b", "--on", "h100:8"], "--context: expected the tokens"),
-        (["8b", "--context", "2M", "--batch", "1M", "--on", "h100:8"], "a multiple of the context"),
         (["8b", "--context", "1M", "--on", "h100:8", "--dtype", "fp8"], "--dtype: got 'fp8'"),
         (["8b", "--context", "100M", "--on", "h100:8"], "more than can be used"),
         (["8b", "--max-context", "--on", "h100:8", "--batch", "2"], "--batch: expected beside"),

@@ -16,7 +16,7 @@ from ringray.lab import cli
 from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import default_path
-from tests.support.small_spec import SMALL, fill
+from tests.support.small_spec import fill
 
 ROOT = Path(__file__).resolve().parents[3]
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
@@ -61,18 +61,6 @@ def test_wrong_commands_exit_2_and_say_why(
     assert says in err
     assert "Traceback" not in err
     assert out == ""
-
-
-def test_a_broken_spec_exits_2_with_its_line_and_field(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = tmp_path / "broken.yaml"
-    broken.write_text(SMALL.replace("heads: 2", "heads: two").replace("name: small", "name: ''"))
-    for command in ("validate", "plan", "run"):
-        assert cli.main([command, str(broken)]) == 2
-        _, err = capsys.readouterr()
-        assert f"ringray: error: {broken}:2: name: " in err
-        assert f"\n{broken}:6: problem.heads: got 'two'" in err
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)

@@ -11,7 +11,7 @@ from ray.core.generated import autoscaler_pb2 as messages
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster import autoscaler, placement_wait
 from ringray.lab.cluster.autoscaler import StartingNodes
-from ringray.lab.cluster.placement_wait import WaitLimits
+from ringray.lab.cluster.placement_wait import MovedError, WaitLimits
 from tests.support.cluster_files import cluster_spec
 
 if TYPE_CHECKING:
@@ -177,3 +177,9 @@ def test_a_wait_ends_and_nodes_that_boot_do_not_count(clock: Any, boots: int) ->
     with pytest.raises(PlaceError, match=r"after 5 s \(limits.place_timeout\): each rank needs 1"):
         waits(group, seconds=5)
     assert group.looks == 5 + boots
+
+
+def test_a_place_that_others_changed_is_asked_for_anew(clock: Any) -> None:
+    clock([None] * 10)
+    with pytest.raises(MovedError):
+        waits(Group(99), moved=iter([False, True]).__next__)

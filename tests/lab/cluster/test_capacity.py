@@ -168,3 +168,12 @@ def test_what_a_cluster_can_have_decides_about_devices_and_spare_ranks() -> None
     assert reason is not None
     assert reason.field == "ring.device"
     assert "cuda needs GPUs, the cluster can offer none: 4 × cpu (8 CPU)" in reason.text
+
+
+def test_without_a_limit_any_ring_fits() -> None:
+    endless = Capacity((NodeGroup("gpu", GPU, math.inf),))
+    assert endless.ranks(GPU) == math.inf
+    assert endless.ranks(GPU, "STRICT_PACK") == 1
+    assert endless.ranks({"CPU": 2.0}) == 0
+    assert Capacity((NodeGroup("a", {"CPU": 0.3}),)).ranks({"CPU": 0.1}) == 3
+    assert Capacity((NodeGroup("gpu", GPU, math.inf),), 3).ranks(GPU) == 3

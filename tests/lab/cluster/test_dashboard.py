@@ -1,9 +1,7 @@
-"""The dashboard of Grafana, the files around it and the page about them follow from the table of
-exported metrics."""
+"""The dashboard of Grafana follows from the table of exported metrics, and Prometheus reads it."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ringray.lab.trial.exported import EXPORTED
 from tests.support import prometheus
 from tests.support.place import REPOSITORY
 from tests.support.prometheus import BOARD, expressions
@@ -43,13 +40,3 @@ def test_promtool_reads_the_configuration() -> None:
         ["promtool", "check", "config", prometheus.CONFIG], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_the_page_lists_the_metrics() -> None:
-    page = (REPOSITORY / "docs" / "metrics.md").read_text()
-    row = r"^\| `(ray_ringray_\w+)` \| (\w+) \| (.+?) \| (.+?) \| (.+?) \|$"
-    rows = re.findall(row, page, re.MULTILINE)
-    assert rows == [
-        (one.series, "gauge", one.unit, f"`{one.label}`" if one.label else "–", one.help)
-        for one in EXPORTED
-    ]

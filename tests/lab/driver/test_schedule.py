@@ -210,3 +210,13 @@ def test_only_a_lead_beyond_the_spread_beats_the_default() -> None:
         made.runnable, {default.key: heavy, others[0].key: light}, ["peak_memory_bytes"]
     )
     assert found.better
+
+
+@pytest.mark.parametrize(("other", "several"), [("peak_memory_bytes", True), ("tflops", False)])
+def test_of_several_objectives_there_is_a_front(other: str, several: bool) -> None:
+    made = build(f"{{method: grid, objectives: [median_ms, {other}]}}")
+    schedule = Schedule(made, {}, {})
+    Machine().run(schedule)
+    study = schedule.found()[0]
+    assert study.best in study.front
+    assert (len(study.front) > 1) == several

@@ -53,13 +53,6 @@ def test_what_is_too_much_is_refused_at_once(
     assert (caught.value.line, caught.value.field) == (line, field)
 
 
-@pytest.mark.parametrize("documents", ["65537", "2147483647"])
-def test_documents_are_bounded_in_the_spec(documents: str) -> None:
-    """The planner makes a table of them, and 2147483647 of anything is more than memory."""
-    with pytest.raises(SpecError, match=r"problem\.documents"):
-        parse(f"{HEAD}problem: {{seq_len: 64, documents: {documents}}}\n")
-
-
 def test_inputs_that_fit_nowhere_are_pruned() -> None:
     text = "problem: {seq_len: [64, 2147483647], batch: 65536, heads: 1024, head_dim: 256}\n"
     made = build(parse(HEAD + text))

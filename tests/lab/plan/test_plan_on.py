@@ -101,7 +101,6 @@ def test_the_command_predicts_for_a_fleet(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--on", "h1oo:8"], "--on: hardware: got 'h1oo'"),
         (["--on", "h100:2x8", "--jitter", "2"], "--jitter: got 2, expected a share from 0 to 1"),
         (["--on", "h100:2x8", "--slow", "16:2"], "--slow: got rank 16, expected one of 0 to 15"),
     ],

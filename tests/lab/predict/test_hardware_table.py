@@ -42,19 +42,6 @@ def test_attention_is_slower_than_the_peak_and_faster_with_more_rows(name: str) 
         assert all(late > 0.95 * early for early, late in itertools.pairwise(rates)), one
 
 
-@pytest.mark.parametrize("name", DEVICES)
-def test_a_triangle_and_a_backward_pass_are_no_faster_per_flop(name: str) -> None:
-    curves = {(c.head_dim, c.direction, c.causal): c for c in hardware.table()[name].attention}
-    for (dim, way, causal), one in curves.items():
-        whole = curves.get((dim, way, False))
-        forward = curves.get((dim, "forward", causal))
-        for rows in one.rates:
-            if whole and rows in whole.rates:
-                assert one.rates[rows] <= whole.rates[rows]
-            if forward and rows in forward.rates:
-                assert one.rates[rows] <= 1.01 * forward.rates[rows]
-
-
 MINE = """mine:
   title: mine
   memory: 8.0e+10
@@ -79,11 +66,8 @@ MINE = """mine:
     ("old", "new", "message"),
     [
         ("title: mine", "titel: mine", "mine.titel: field: got 'titel', expected one of title,"),
-        ("title: mine", "titel: mine", "mine.title: missing, expected a value"),
         ("8.0e+10", "80 GB", "mine.memory: got '80 GB', expected a valid number"),
-        ("memory: 8.0e+10", "memory: -1", "mine.memory: got -1, expected greater than or"),
         ("peak: {float32: 1.0e+14}", "peak: {float23: 1.0e+14}", "did you mean 'float32'?"),
-        ("head_dim: 64", "headdim: 64", "mine.attention.0.headdim: field: got 'headdim', expected"),
         ("{1024: 1.0e+13}", "{1024: 1.0e+30}", "far beyond the peak; both are FLOP/s"),
     ],
 )

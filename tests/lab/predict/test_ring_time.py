@@ -72,3 +72,13 @@ def test_only_folded_rows_see_others_in_steps(fleet: Fleet) -> None:
     assert slower("zigzag-token", "ring")
     assert slower("striped", "allgather")
     assert not slower("zigzag", "allgather")
+
+
+def test_ranks_of_ulysses_share_the_cores_of_their_own_host(fleet: Fleet) -> None:
+    config = CONFIG.changed(transport="ulysses")
+    one_core = fleet.hardware.model_copy(update={"cores": 1})
+    apart, together = (
+        cost_model.predict(config, replace(fleet, hardware=one_core, nodes=nodes, per_node=ranks))
+        for nodes, ranks in ((4, 1), (1, 4))
+    )
+    assert together.time_ms == pytest.approx(4 * apart.time_ms)

@@ -193,3 +193,14 @@ def test_timelines_end_with_the_predicted_time(name: str, per_node: int) -> None
         busy = [span for span in some if span.kind == "compute"]
         assert {span.hop.partition(",")[0] for span in busy} == {"forward", "backward"}
         assert all(a.ended <= b.began * (1 + 1e-9) for a, b in itertools.pairwise(busy))
+
+
+def test_cores_handle_the_messages_of_their_ranks() -> None:
+    """Three hops of four ranks: each sends and receives one message of 10 bytes at each."""
+    links = {"inner": {"bandwidth": 1e30, "latency": 0.0}, "cores": 4}
+    assert ring(4, row=10, copying=0.5, **links).ended == pytest.approx(3 * 5)
+    assert ring(4, row=10, message=2.0, **links).ended == pytest.approx(3 * 2)
+    assert ring(4, row=10, message=2.0, **links | {"cores": 2}).ended == pytest.approx(2 * 3 * 2)
+    done = ring(4, row=10, step=1.0, seconds=3.0, **links)
+    assert done.ended == pytest.approx(4 * 4)
+    assert done.computed == pytest.approx(4 * 4)

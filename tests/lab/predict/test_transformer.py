@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from ringray.lab.plan.plan import build
 from ringray.lab.predict import hardware, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import Training
+from ringray.lab.specs.model import parse
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model, named
 from ringray.training.recipe import Degrees
@@ -120,3 +122,16 @@ def test_a_step_by_hand() -> None:
     stages = found.total - found.pipeline - found.optimizer
     assert found.pipeline == pytest.approx(stages / 2, rel=0.02)  # and three small transfers
     assert found.spread == pytest.approx(0.1)
+
+
+def test_a_training_lies_on_the_nodes_of_its_fleet() -> None:
+    text = "version: 1\nname: it\nkind: train\nring: {size: 8, device: cpu}\n"
+    text += "problem: {seq_len: 4096, dtype: float32}\ntraining: {model: llama-tiny, steps: 1}\n"
+    here = hardware.cpu(2)
+    apart = replace(here, nodes=2, per_node=4)
+    sent = []
+    for on in (here, apart):
+        cost = build(parse(text), on).trials[0].predicted
+        assert cost is not None
+        sent.append(cost.outer_bytes)
+    assert sent[0] == 0 < sent[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from ringray.base.errors import SpecError, UserError
@@ -55,18 +53,6 @@ def test_a_mistake_names_the_option_and_no_line(change: str, says: str) -> None:
 def test_an_option_of_another_form_is_refused(change: str) -> None:
     with pytest.raises(UserError, match="expected FIELD=VALUE such as"):
         spec.parse(SMALL, changes=[change])
-
-
-@pytest.mark.parametrize("command", ["validate", "plan"])
-def test_commands_take_it(
-    command: str, small: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert cli.main([command, small, "--set", "strategy.partition=zigzag"]) == 0
-    assert "3 trials" in capsys.readouterr().out
-    assert cli.main([command, small, "--set", "strategy.partition=zigzga"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("ringray: error: --set strategy.partition=zigzga: strategy.partition: ")
-    assert "did you mean 'zigzag'?" in said
 
 
 def test_a_job_gets_the_resulting_spec(

@@ -96,9 +96,3 @@ def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch, clock: list
     Watch("GPU-1").stop()
     assert nvml.opened == 1
     assert "gpu_percent" not in Watch("GPU-2").stop()
-
-
-def test_without_nvml_the_gpu_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(machine_load, "_gpu", cache(machine_load._gpu.__wrapped__))
-    assert not [name for name in Watch("GPU-1").stop() if name.startswith("gpu")]
