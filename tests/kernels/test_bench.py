@@ -19,7 +19,6 @@ from ringray_kernels.bench import (
     machine,
     measure,
     problems,
-    report,
     timing,
     virtual,
 )  # fmt: skip
@@ -47,10 +46,9 @@ def measured(point: Point, *names: str, peak: float | None = None) -> dict[str, 
 
 @dataclass(frozen=True)
 class Spoilt:
-    """Ours, with a result that is wrong, or an error."""
+    """Ours, with an error or with a result that is wrong."""
 
-    error: Exception | None = None
-    late: bool = False
+    error: Exception | None
     deterministic: bool = False
     quantized: bool = False
 
@@ -59,46 +57,31 @@ class Spoilt:
 
     def prepare(self, point: Point, inputs: problems.Inputs) -> Any:
         inner = Ringray().prepare(point, inputs)
-        calls = 0
 
         def call() -> dict[str, Tensor]:
-            nonlocal calls
-            calls += 1
-            if self.error is not None and (calls > 1 or not self.late):
+            if self.error is not None:
                 raise self.error
-            assert self.error is not None or calls == 1, "timed though wrong"
-            factor = 1.05 if self.error is None else 1.0
-            return {name: x * factor for name, x in inner().items()}
+            return {name: 1.05 * x for name, x in inner().items()}
 
         return call
 
 
-def test_who_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CONTENDERS, "spoilt", Spoilt())
-    records = measured(BACKWARD, "spoilt", "ringray")
-    assert records["spoilt"].status == "wrong"
-    assert "dq is off by 5.0e-02, limit 1.2e-02" in str(records["spoilt"].reason)
-    assert records["spoilt"].median_ms is None
-    assert records["ringray"].status == "ok"
-    lines = "\n".join(report.table(list(records.values())))
-    assert "wrong: dq is off" in lines
-
-
 @pytest.mark.parametrize(
-    ("error", "late", "status"),
+    ("error", "status", "says"),
     [
-        (torch.cuda.OutOfMemoryError("no 7 GiB"), False, "oom"),
-        (contenders.Unsupported("no such kernel"), False, "unsupported"),
-        (RuntimeError("a bug"), True, "failed"),
+        (None, "wrong", "dq is off by 5.0e-02, limit 1.2e-02"),
+        (torch.cuda.OutOfMemoryError("no 7 GiB"), "oom", "no 7 GiB"),
+        (contenders.Unsupported("no such kernel"), "unsupported", "no such kernel"),
+        (RuntimeError("a bug"), "failed", "a bug"),
     ],
 )
-def test_who_fails_does_not_stop_the_others(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, status: str, late: bool
+def test_who_is_wrong_or_fails_is_not_timed_and_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | None, status: str, says: str
 ) -> None:
-    monkeypatch.setitem(CONTENDERS, "spoilt", Spoilt(error, late))
-    records = measured(FORWARD, "ringray", "spoilt")
-    assert records["spoilt"].status == status
-    assert str(error) in str(records["spoilt"].reason)
+    monkeypatch.setitem(CONTENDERS, "spoilt", Spoilt(error))
+    records = measured(BACKWARD, "spoilt", "ringray")
+    assert (records["spoilt"].status, records["spoilt"].median_ms) == (status, None)
+    assert says in str(records["spoilt"].reason)
     assert records["ringray"].status == "ok"
 
 
@@ -163,26 +146,6 @@ def test_the_command_measures_and_writes_json(
     assert len(path.read_text().splitlines()) > len(lines)
 
 
-def test_a_lost_device_costs_no_records(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def free(device: torch.device, records: Any) -> None:
-        results = list(records)
-        if any(result.status == "failed" for result in results):
-            raise measure.DeviceLost("illegal memory access", results)
-
-    monkeypatch.setattr(measure, "free", free)
-    monkeypatch.setitem(CONTENDERS, "wrong", Spoilt())
-    monkeypatch.setitem(CONTENDERS, "broken", Spoilt(RuntimeError("a bug")))
-    path = tmp_path / "results.jsonl"
-    names = "flash-attn,wrong,broken,ringray"
-    only = ["--quick", "--device", "cpu", "--only", "forward/window", "--json", str(path)]
-    assert cli.main([*only, "--contenders", names]) == 1
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["status"] for line in lines] == ["unsupported", "wrong", "failed"]
-    assert "the device no longer responds" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("line", "says"),
     [
@@ -197,44 +160,26 @@ def test_wrong_command_lines(line: str, says: str, capsys: pytest.CaptureFixture
     assert says in capsys.readouterr().err
 
 
-def seen(point: Point) -> Tensor:
-    bounds = point.boundaries
-    return testing.visible(
-        point.seq_len, causal=point.causal, window=point.window,
-        cu_seqlens=None if bounds is None else torch.tensor(bounds),
-    )  # fmt: skip
-
-
-def exact(point: Point, inputs: problems.Inputs) -> dict[str, Tensor]:
-    """All results from the fp64 oracle."""
-    results = testing.oracle(*inputs, seen(point), scale=point.scale)
-    if point.direction == "forward":
-        return {"out": results.out}
-    return {name: getattr(results, name) for name in ("dq", "dk", "dv")}
-
-
 @pytest.mark.parametrize("point", POINTS, ids=lambda p: p.name)
-def test_checks_accept_what_is_right_and_catch_one_percent(point: Point) -> None:
+def test_checks_accept_what_is_right_and_catch_little_errors(point: Point) -> None:
     inputs = problems.make_inputs(point, CPU, 0)
     right = checks.reference(point, inputs)
-    results = exact(point, inputs)
-    fine = checks.check(results, right, point.torch_dtype)
-    assert fine.reason is None
-    assert fine.share < 1e-3
+    seen = testing.visible(
+        point.seq_len, causal=point.causal, window=point.window,
+        cu_seqlens=None if point.boundaries is None else torch.tensor(point.boundaries),
+    )  # fmt: skip
+    exact = testing.oracle(*inputs, seen, scale=point.scale)
+    names = ("out",) if point.direction == "forward" else ("dq", "dk", "dv")
+    results = {name: getattr(exact, name) for name in names}
+    assert checks.check(results, right, point.torch_dtype).reason is None
     rounded = {name: x.to(point.torch_dtype) for name, x in results.items()}
     assert checks.check(rounded, right, point.torch_dtype).share < 0.5
-    factor = 1.013 if point.dtype == "bfloat16" else 1.01
     for name, x in results.items():
-        wrong = checks.check({**results, name: x * factor}, right, point.torch_dtype)
-        assert wrong.reason is not None
-        assert name in wrong.reason
-        # One head of several, and the late rows only, which are small.
-        for part in (x[:, -1], x[:, :, x.shape[2] // 2 :]):
-            saved = part.clone()
-            part *= 1.05
-            assert checks.check(results, right, point.torch_dtype).reason
-            part.copy_(saved)
-    right_name, x = next(iter(results.items()))
-    x[0, 0, 77, 3] = float("inf")  # neither a sampled head nor row
+        wrong = checks.check({**results, name: x * 1.013}, right, point.torch_dtype)
+        assert name in str(wrong.reason)
+        late = x.clone()
+        late[:, :, x.shape[2] // 2 :] *= 1.05  # which are small
+        assert checks.check({**results, name: late}, right, point.torch_dtype).reason
+    results[names[0]][0, 0, 77, 3] = float("inf")  # neither a sampled head nor row
     verdict = checks.check(results, right, point.torch_dtype)
-    assert verdict.reason == f"{right_name} is not finite everywhere"
+    assert verdict.reason == f"{names[0]} is not finite everywhere"

@@ -1,4 +1,4 @@
-"""The first light: stages that hang or crash, what a resumed run skips, compilation ahead."""
+"""The first light: stages that hang or crash, and what a resumed run skips."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ringray_kernels.bench import first_light, stages, watchdog
+from ringray_kernels.bench import first_light, stages
 from ringray_kernels.bench.first_light import SUMMARY, Stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,16 +56,6 @@ def shell(name: str, script: str, seconds: float = 30) -> Stage:
 def summary(monkeypatch: pytest.MonkeyPatch) -> Stage:
     monkeypatch.setattr(first_light, "SUMMARY", shell("summary", "exit 0", 1.0))
     return first_light.SUMMARY
-
-
-def ended(process: int) -> bool:
-    """Waits until init has seen a process end."""
-    for _ in range(100):
-        state = Path(f"/proc/{process}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_every_stage_has_work_and_the_last_one_sums_up() -> None:
@@ -125,28 +114,6 @@ def test_what_was_done_is_not_done_again(
     assert conduct(path, once, summary) == (0, {"once": "done", "summary": "done"})
 
 
-def test_what_ends_the_run_ends_its_stages(tmp_path: Path) -> None:
-    program = f"""
-import os, signal
-from pathlib import Path
-from ringray_kernels.bench.first_light import Stage, conduct
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does in the background
-script = "trap '' INT; cd {tmp_path}; sleep 600 & echo $! > {{0}}.new; mv {{0}}.new {{0}}; wait"
-pair = [Stage(name, 60, command=script.format(name)) for name in "ab"]
-conduct([pair, pair], Path({str(tmp_path / "f")!r}), 5, [], "cpu")
-"""
-    running = subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": "kernels"}, cwd=ROOT,
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    while not all((tmp_path / name).exists() for name in "ab"):
-        assert running.poll() is None
-        time.sleep(0.05)
-    running.kill()
-    assert running.wait() != 0
-    assert all(ended(int((tmp_path / name).read_text())) for name in "ab")
-
-
 COLLECT = """
 import importlib.abc, sys
 import pytest
@@ -171,40 +138,6 @@ def test_gpu_tests_are_collected_where_there_is_torch_alone() -> None:
     assert done.returncode == 0, done.stdout[-2000:]
     assert "tests/kernels/test_gpu.py::test_any_strides" in done.stdout
     assert "error" not in done.stdout
-
-
-COMPILE = """
-from dataclasses import replace
-from experiments.precompile import compile_calls
-from ringray_kernels.bench.contenders import CONTENDERS
-from ringray_kernels.bench.problems import Point
-
-point = Point("full", 333, 64, 2, 2, direction="backward")
-for name in ("ringray", "ringray-portable"):
-    error = compile_calls(point, CONTENDERS[name])
-    assert error is None, error
-print(compile_calls(replace(point, head_dim=600), CONTENDERS["ringray"]))
-"""
-
-
-@pytest.mark.exhaustive
-def test_launches_are_compiled_without_a_run(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": ".:kernels", "TRITON_CACHE_DIR": str(tmp_path)}
-    environment.pop("TRITON_INTERPRET", None)
-
-    def run() -> set[Path]:
-        done = subprocess.run(
-            [sys.executable, "-c", COMPILE], capture_output=True, text=True, check=False, cwd=ROOT,
-            env=environment,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "600" in done.stdout
-        return set(tmp_path.rglob("*.cubin"))
-
-    first = run()
-    names = {path.stem for path in first}
-    assert {"forward_kernel", "dq_kernel", "dkv_kernel", "delta_kernel"} < names
-    assert run() == first
 
 
 @pytest.mark.slow
@@ -232,46 +165,3 @@ def test_the_whole_is_rehearsed_on_a_cpu(tmp_path: Path) -> None:
         assert (record["status"], record["median_ms"]) == ("ok", None)
     for name in ("ringray", "sdpa-flash"):
         assert records["forward/causal/131/d64/h2/bf16", name]["median_ms"] > 0
-
-
-HANGING = """
-import sys, threading
-from ringray_kernels.bench import __main__ as cli
-from ringray_kernels.bench.contenders import CONTENDERS, Ringray
-
-class Hanging(Ringray):
-    def prepare(self, point, inputs):
-        inner, calls = super().prepare(point, inputs), []
-
-        def call():
-            calls.append(None)
-            if point.mask == "causal" and len(calls) > 4:
-                threading.Event().wait()
-            return inner()
-
-        return call
-
-CONTENDERS["hanging"] = Hanging()
-sys.exit(cli.main([
-    "--all", "--device", "cpu", "--only", "forward/full/96", "--only", "forward/causal/131",
-    "--contenders", "hanging,ringray", "--patience", "8", "--json", sys.argv[1],
-]))
-"""
-
-
-@pytest.mark.slow
-def test_a_hang_ends_the_run_and_costs_no_records(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
-    done = subprocess.run(
-        [sys.executable, "-c", HANGING, str(path)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "kernels"},
-        cwd=ROOT,
-    )  # fmt: skip
-    assert done.returncode == watchdog.EXIT_HUNG, done.stderr
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    written = [(line["case"].split("/")[1], line["contender"], line["status"]) for line in lines]
-    assert written == [
-        ("full", "hanging", "ok"), ("full", "ringray", "ok"), ("causal", "hanging", "failed"),
-    ]  # fmt: skip
-    assert lines[-1]["reason"] == "no progress for 8 s while timing hanging"
-    assert "HUNG: forward/causal/131/d64/h2/bf16: no progress for 8 s while" in done.stdout
