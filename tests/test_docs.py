@@ -10,12 +10,14 @@ import ast
 import importlib.util
 import inspect
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import ringray
 from ringray.base.errors import UserError
@@ -170,6 +172,21 @@ def test_commands_in_prose_exist_with_their_options(page: Path) -> None:
             _, parser = cli._command(words[0])
             known = {option for action in parser._actions for option in action.option_strings}
             assert {word for word in words[1:] if word.startswith("--")} <= known, span
+
+
+def test_the_workflow_that_compares_gives_commands_that_exist() -> None:
+    page = REPOSITORY / "docs" / "examples" / "compare-on-github.yml"
+    workflow = yaml.safe_load(page.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    lines = [
+        line
+        for step in workflow["jobs"]["compare"]["steps"]
+        for line in step.get("run", "").replace("\\\n", " ").splitlines()
+        if "bin/ringray" in line
+    ]
+    assert len(lines) == 2
+    for line in lines:
+        parse(shlex.split(line.replace("$side", "base"))[1:])
 
 
 def printed() -> list[Any]:

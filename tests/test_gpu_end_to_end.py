@@ -7,11 +7,9 @@ its process, whose other tests go on in a new one.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,6 +29,7 @@ from ringray.training.trainer import Trainer
 from ringray_kernels import testing
 from ringray_kernels.api import load_backend
 from ringray_kernels.backends import BACKENDS, GPU_ONLY
+from tests.support.ranks import on_ring
 
 pytestmark = pytest.mark.timeout(120, method="thread")
 
@@ -180,44 +179,21 @@ def test_attention_of_torch_is_replaced(device: str) -> None:
     assert off((out,), right(q, k, v, dout)[:1]) < LIMIT / 2
 
 
-def rank_of_two(rank: int, folder: str, device: str, failures: Any) -> None:
-    """Compares the shards of one of two ranks, which may share a GPU, and sends what failed."""
-    try:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2,
-            timeout=TIMEOUT,
-        )  # fmt: skip
-        given = inputs(device, 1000 if device == "cuda" else 100, 64)
+def shards_attend(device: str, rank: int, size: int) -> None:
+    tensors = inputs(device, 1000 if device == "cuda" else 100, 64)
 
-        def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return ringray.ring_attention(q, k, v, transport="staged")
+    def op(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ringray.ring_attention(q, k, v, transport="staged")
 
-        shards = [ringray.shard(x, dim=2).contiguous() for x in given]
-        want = tuple(ringray.shard(x, dim=2) for x in right(*given))
-        assert off(results(op, *shards), want) < LIMIT
-        dist.destroy_process_group()
-        failures.put(None)
-    except BaseException:
-        failures.put(traceback.format_exc())
+    shards = [ringray.shard(x, dim=2).contiguous() for x in tensors]
+    want = tuple(ringray.shard(x, dim=2) for x in right(*tensors))
+    assert off(results(op, *shards), want) < LIMIT
 
 
 @pytest.mark.parametrize("device", [SLOW_CPU, CUDA])
-def test_two_ranks_share_a_device(device: str, tmp_path: Path) -> None:
+def test_two_ranks_share_a_device(device: str) -> None:
     """NCCL refuses this; messages go through host memory."""
-    spawn = multiprocessing.get_context("spawn")
-    failures = spawn.Queue()
-    ranks = [
-        spawn.Process(target=rank_of_two, args=(rank, str(tmp_path), device, failures), daemon=True)
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        rank.start()
-    try:
-        assert [failures.get(timeout=100) for _ in ranks] == [None, None]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.join()
+    on_ring(2, [partial(shards_attend, device)])
 
 
 @on_gpu
@@ -269,32 +245,3 @@ def test_a_decoder_learns(alone: str) -> None:
     trainer = Trainer(model, make_mesh(device=alone), recipe, Cycle())  # type: ignore[arg-type]
     losses = [trainer.step().loss for _ in range(steps)]
     assert losses[-1] < 0.8 * losses[0] < math.inf, losses
-
-
-@pytest.mark.parametrize("device", [SLOW_CPU, CUDA])
-def test_a_model_of_huggingface_attends(device: str) -> None:
-    """The loss and the gradients are those of SDPA."""
-    transformers = pytest.importorskip("transformers")
-    from ringray.models import huggingface
-
-    huggingface.register()
-    config = transformers.LlamaConfig(
-        vocab_size=97, hidden_size=256, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=600,
-    )  # fmt: skip
-    ids = torch.randint(97, (2, 509), generator=torch.Generator().manual_seed(1)).to(device)
-    losses, gradients = [], []
-    for attention in ("ringray", "sdpa"):
-        torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(
-            config, attn_implementation=attention
-        ).to(device, torch.bfloat16)
-        batch = {"input_ids": ids, "labels": ids}
-        if attention == "ringray":
-            batch = huggingface.shard_batch(model, ids, labels=ids)
-        loss = model(**batch).loss
-        loss.backward()
-        losses.append(float(loss))
-        gradients.append(torch.cat([x.grad.float().flatten() for x in model.parameters()]))
-    assert losses[0] == pytest.approx(losses[1], abs=0.02)
-    assert off((gradients[0],), (gradients[1],)) < 0.05

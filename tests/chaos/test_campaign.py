@@ -24,5 +24,4 @@ def test_faults_at_random_moments(tmp_path: Path) -> None:
 def test_nothing_grows(tmp_path: Path) -> None:
     for place in drive.place(tmp_path):
         watch = soak.run(place, trials=1000)
-    print(f"\n{watch.table()}")
     assert watch.growths() == []

@@ -61,26 +61,6 @@ def test_a_part_of_an_embedded_ray_that_starts_is_killed(place: Place, part: str
     place.check_nothing_is_left()
 
 
-# Python starts late for Ray's agents, as on a busy machine; Ray waits 15 s for their ports.
-LATE = """\
-import sys, time
-
-if any(word.endswith(("dashboard/agent.py", "agent/main.py")) for word in sys.orig_argv):
-    time.sleep(3600)
-"""
-
-
-@pytest.mark.exhaustive
-def test_agents_that_start_late_do_not_end_ray(place: Place) -> None:
-    (place.home / "late").mkdir()
-    (place.home / "late" / "sitecustomize.py").write_text(LATE)
-    place.variables["PYTHONPATH"] = f"{place.home / 'late'}:{place.environment['PYTHONPATH']}"
-    done = place.run("run", place.spec(drive.tiny("small")), "--no-tracking")
-    assert done.code == 0, done.err
-    assert "starting it again" not in done.err
-    place.check_nothing_is_left()
-
-
 @pytest.mark.exhaustive
 def test_the_control_plane_of_a_cluster_is_killed(place: Place) -> None:
     with ray_heads.cluster(place, {"PYTHONPATH": place.environment["PYTHONPATH"]}) as head:
