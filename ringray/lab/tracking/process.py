@@ -204,6 +204,8 @@ class Follower:
         try:
             rows, self._cursor = self._store.changed_since(self._digest, self._cursor)
         except PlaceError as error:
+            # A damaged store does not heal, and its user can mend it once nothing holds it.
+            self._failing_since = self._failing_since or time.monotonic()
             self._errors["store"] = brief(error)
             return
         self._errors.pop("store", None)

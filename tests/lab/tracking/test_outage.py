@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
@@ -61,7 +63,9 @@ class FakeMLflow:
         self.refresh()
 
 
-def _followed(tmp_path: Path, fake: FakeMLflow, patience: float) -> SyncState:
+def _followed(
+    tmp_path: Path, fake: FakeMLflow, patience: float, damaged: bool = False
+) -> SyncState:
     """The end of a sweep of four trials that ``fake`` has not seen."""
     from ringray.lab.tracking.process import Follower
 
@@ -70,6 +74,9 @@ def _followed(tmp_path: Path, fake: FakeMLflow, patience: float) -> SyncState:
         begin(store, trials(4))
         for index, trial in enumerate(trials(4)):
             store.record(DIGEST, trial.key, outcome(index))
+        if damaged:
+            with closing(sqlite3.connect(store.path)) as db, db:
+                db.execute("UPDATE trials SET metrics = '{' WHERE key = ?", (trials(4)[0].key,))
         fake.end_sweep = partial(ours.send, (PATIENCE, patience))
         if not fake.waits:
             fake.end_sweep()
@@ -86,6 +93,13 @@ def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
     state = _followed(tmp_path, fake, patience=3.0)
     assert state == SyncState(3, 1, "ValueError: refused")
     assert fake.closed == 1
+
+
+def test_a_damaged_store_is_not_held_until_the_last_second(tmp_path: Path) -> None:
+    """Its user can save it once no process uses it."""
+    state = _followed(tmp_path, FakeMLflow(set()), patience=0.3, damaged=True)
+    assert state.written == 0
+    assert "damaged" in (state.error or "")
 
 
 class Liar(FakeMLflow):
