@@ -12,6 +12,7 @@ from ringray.base import provenance, units
 from ringray.base.errors import PlaceError
 from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver.schedule import Schedule
+from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan
 from ringray.lab.plan.pruning import Reason
 from ringray.lab.plan.trial import Trial, cost_dict
@@ -46,8 +47,8 @@ class Resume:
         done, earlier = ({}, {}) if again else _standing(plan, store, rows, environment)
         not_requested = None
         if rows and not again and store.find(plan.digest).status in ("complete", "failed"):
-            left_out = [key for key, row in rows.items() if row.reason == NOT_REQUESTED]
-            not_requested = frozenset(left_out)
+            left_out = {NOT_REQUESTED} if plan.everything else {NOT_REQUESTED, str(BEATEN)}
+            not_requested = frozenset(key for key, row in rows.items() if row.reason in left_out)
         schedule = Schedule(plan, {}, done, not_requested)
         to_do = schedule.next() is not None
         measured = {key for key, row in rows.items() if row.status not in (None, "pruned")}

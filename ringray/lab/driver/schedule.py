@@ -7,14 +7,15 @@ holds instead of measuring again, so an interrupted search continues where it wa
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 from ringray.lab.driver.studies import StudyResult, outcome_of, score_of
+from ringray.lab.plan.forecast import BEATEN
 from ringray.lab.plan.plan import Plan
-from ringray.lab.plan.problems import defaults, searched, studies
+from ringray.lab.plan.problems import defaults, problem_of, searched, studies
 from ringray.lab.plan.trial import Trial
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.search import METHODS
@@ -75,6 +76,8 @@ class Schedule:
         self._returns = plan.spec.trial_kind.searchable
         self._results: dict[str, Outcome | TrialRow] = dict(done)
         trials = [trial for trial in plan.runnable if trial.key not in refused]
+        beaten = [trial for trial in plan.trials if trial.pruned == BEATEN]
+        self._beaten_points = Counter(problem_of(trial) for trial in beaten)
         self._studies = [self._study(plan, group) for group in studies(trials)]
         self._of = {key: study for study in self._studies for key in study.trials}
         over = {*done, *(not_requested or ())}
@@ -87,8 +90,9 @@ class Schedule:
         usual = defaults(trials) if plan.spec.trial_kind.tunes else []
         half = -(-measure.repeats // 2)
         runs = measure.repeats, measure.warmup, search.share, search.seed or 0
+        pruned = self._beaten_points[problem_of(trials[0])]
         besides = len(usual) * (measure.warmup + half)
-        settings = SearchSettings(*runs, len(self._objectives), besides)
+        settings = SearchSettings(*runs, len(self._objectives), pruned, besides)
         names = searched(plan.spec.trial_kind)
         configs = {trial.key: trial.config.flat() for trial in trials}
         varying = [name for name in names if len({x[name] for x in configs.values()}) > 1]

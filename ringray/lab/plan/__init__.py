@@ -7,5 +7,5 @@ kernel_cuts  block sizes that kernel-tune tries
 problems     the points of one problem, which a search compares
 limits       bounds on a plan's size; searches that its trials cannot answer
 pruning      points that can never run
-forecast     points that are predicted to lack memory
+forecast     points that their prediction rules out
 """

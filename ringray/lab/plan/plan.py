@@ -131,6 +131,9 @@ def build(
         )
         for index, (config, cost, reason) in enumerate(zip(configs, costs, reasons, strict=True))
     )
+    there = asked is not None or machine is not None  # else the hardware is a guess
+    if there and on.hardware.measured and not everything:
+        trials = forecast.without_beaten(spec, trials, on.hardware.cores)
     if spec.limits.trial_timeout is None:
         longest = _TIMEOUT_FACTOR * max(trial.measuring_s for trial in trials)
         limit = {"trial_timeout": min(max(TIMEOUT_S, longest), _TIMEOUT_MOST_S)}

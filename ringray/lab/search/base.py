@@ -33,20 +33,22 @@ class Candidate:
 class SearchSettings:
     """Settings of a search. ``repeats``: runs of a point measured in full; ``warmup``: further
     runs of each visit; ``budget``: the share that it may spend of the runs that measure every
-    point in full; ``objectives``: their number; ``besides``: runs that follow the search."""
+    point in full; ``objectives``: their number; ``beaten_points``: points that the prediction
+    rules out, whose share the others get; ``besides``: runs that follow the search."""
 
     repeats: int
     warmup: int
     budget: float
     seed: int
     objectives: int = 1
+    beaten_points: int = 0
     besides: int = 0
 
     def runs(self, points: int) -> int:
         """Returns the number of runs that a search among ``points`` points may spend: its share,
         and at least those of ``LEAST`` points in full."""
         each = self.warmup + self.repeats
-        share = math.ceil(self.budget * points * each - 1e-9)
+        share = math.ceil(self.budget * (points + self.beaten_points) * each - 1e-9)
         return max(share - self.besides, min(points, LEAST) * each)
 
 

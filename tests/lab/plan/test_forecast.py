@@ -1,8 +1,9 @@
-"""Points that their prediction rules out: they need too much memory."""
+"""Points that their prediction rules out: too much memory, or surely slower than another."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,11 +11,18 @@ import pytest
 from ringray.base import provenance
 from ringray.base.errors import SpecError
 from ringray.lab.cli import main
+from ringray.lab.driver.resume import Resume
 from ringray.lab.plan import forecast, plan
+from ringray.lab.plan.forecast import BEATEN, beaten
+from ringray.lab.plan.problems import defaults, studies
 from ringray.lab.plan.trial import Trial, trial_dict
-from ringray.lab.predict.hardware import Fleet
+from ringray.lab.predict.cost_model import Cost
+from ringray.lab.predict.hardware import Fleet, cpu
 from ringray.lab.report import words
 from ringray.lab.specs import model as spec
+from ringray.lab.store.store import Store
+from ringray.lab.trial.outcome import Outcome, SweepInfo
+from tests.lab.driver.test_schedule import Machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -110,6 +118,110 @@ def test_ranks_share_the_memory_of_their_machine() -> None:
         room = forecast.memory_budget(low.spec, low.trials[0].config, forecast.host(None, memory))
         assert room is not None
         assert (room.size, room.field) == (min(memory / 2, 1 << 30), field)
+
+
+# Time
+
+SEARCH = (
+    "version: 1\nname: f\nkind: strategy-tune\nring: {{size: 4, device: cpu}}\n"
+    "problem: {{seq_len: [512, 4k], heads: 4, direction: forward}}\n"
+    "strategy: {{partition: auto, transport: auto}}\n"
+    "measure: {{warmup: 1, repeats: 15}}\nsearch: {search}\n"
+)
+
+
+def cost(ms: float, error: float = 0.2) -> Cost:
+    return Cost(1, 1, 1, 1, ms, 1.0, ms * (1 - error), ms * (1 + error), 0.0, 1, 0)
+
+
+def test_only_points_beyond_both_errors_are_beaten() -> None:
+    # The best takes at most 12 ms; 18 ms at least is no more than 1.5 times that.
+    costs = [cost(ms) for ms in (30.0, 10.0, 11.0, 12.0, 22.4, 22.6)]
+    assert beaten(costs) == [5, 0]
+    assert beaten(costs, keep=[0]) == [5]
+    assert beaten([cost(ms) for ms in (1.0, 50.0, 100.0)]) == []  # too few to leave one out
+    assert beaten([cost(ms) for ms in (1.0, 50.0, 100.0, 101.0)]) == [3]
+    assert beaten([]) == []
+    # The one that is predicted best may be the less sure one.
+    unsure = [cost(10.0, error=0.9), cost(11.0, error=0.01), cost(12.0), cost(17.0, error=0.01)]
+    assert beaten(unsure) == [3]
+
+
+def predicted(made: plan.Plan, error: float = 0.1) -> plan.Plan:
+    """The plan with the times of a machine, and those that they rule out."""
+    machine = Machine()
+    trials = tuple(
+        replace(one, predicted=cost(machine.cost(one.config), error)) for one in made.trials
+    )
+    return replace(made, trials=forecast.without_beaten(made.spec, trials, None))
+
+
+def test_a_search_leaves_out_what_another_point_surely_beats() -> None:
+    made = predicted(build(SEARCH.format(search="{method: halving}")))
+    lost = [trial for trial in made.trials if trial.pruned]
+    assert {trial.pruned for trial in lost} == {BEATEN}
+    assert len(lost) > len(made.trials) / 4
+    slowest_kept = max(trial.predicted.time_ms for trial in made.runnable if trial.predicted)
+    fastest_lost = min(trial.predicted.time_ms for trial in lost if trial.predicted)
+    assert slowest_kept <= fastest_lost
+    (line,) = words.pruned(made)
+    assert "predicted to be slower than another point of its problem" in line
+
+
+def test_without_a_calibration_nothing_is_beaten(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SEARCH.format(search="{method: halving}").replace("transport: auto", "transport: ring")
+    sure = cpu(8).hardware.model_copy(update={"spread": 0.0})
+    table, measured = (
+        replace(cpu(8), hardware=sure.model_copy(update={"measured": when}))
+        for when in (None, "2026-11-23")
+    )
+    assert not any(reasons(build(text, table)))
+    assert str(BEATEN) in reasons(build(text, measured))
+    assert not any(reasons(build(text, measured, everything=True)))
+    # On another cluster the hardware of this machine is a guess.
+    monkeypatch.setattr(plan, "local_fleet", lambda device: measured)
+    assert not any(reasons(build(text)))
+    assert str(BEATEN) in reasons(build(text, machine=1 << 40))
+
+
+def test_the_default_is_measured_whatever_was_predicted() -> None:
+    made = build(SEARCH.format(search="{method: halving}"))
+    usual = {trial.key for group in studies(made.trials) for trial in defaults(group)}
+    assert len(usual) == 2
+    slow = tuple(
+        replace(one, predicted=cost(99.0 if one.key in usual else 1.0 + one.index / 4, 0.1))
+        for one in made.trials
+    )
+    left = forecast.without_beaten(made.spec, slow, 4)
+    assert usual <= {trial.key for trial in left if trial.pruned is None}
+    assert any(trial.pruned for trial in left)
+    # Three cores are too few for four ranks to keep pace.
+    assert forecast.without_beaten(made.spec, slow, 3) == slow
+
+
+def begun(store: Store, made: plan.Plan) -> dict[str, Any]:
+    """A sweep of the plan that has begun; returns its environment."""
+    info = SweepInfo(
+        made.digest, "f", made.spec.kind, made.spec.canonical(), "", provenance.describe()
+    )
+    store.begin(info, Resume.of(made, store, info.environment).infos())
+    return info.environment
+
+
+def test_a_search_that_is_over_stays_so_after_a_calibration(tmp_path: Path) -> None:
+    made = build(SEARCH.format(search="{method: halving}"))
+    pruned = predicted(made)
+    with Store(tmp_path / "s.db") as store:
+        environment = begun(store, pruned)
+        for trial in pruned.runnable:
+            ended = Outcome("ok", None, {"median_ms": 1.0}, {"ms": [1.0] * 15})
+            outcome = replace(ended, point=trial.point(environment))
+            store.record(made.digest, trial.key, outcome)
+        store.finish(made.digest, "complete")
+        assert not Resume.of(pruned, store, environment).to_do
+        assert not Resume.of(made, store, environment).to_do
+        # ... but not for a user that wants them all.
+        assert Resume.of(replace(made, everything=True), store, environment).to_do
 
 
 # The command line
