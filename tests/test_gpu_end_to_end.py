@@ -245,3 +245,32 @@ def test_a_decoder_learns(alone: str) -> None:
     trainer = Trainer(model, make_mesh(device=alone), recipe, Cycle())  # type: ignore[arg-type]
     losses = [trainer.step().loss for _ in range(steps)]
     assert losses[-1] < 0.8 * losses[0] < math.inf, losses
+
+
+@pytest.mark.parametrize("device", [SLOW_CPU, CUDA])
+def test_a_model_of_huggingface_attends(device: str) -> None:
+    """The loss and the gradients are those of SDPA."""
+    transformers = pytest.importorskip("transformers")
+    from ringray.models import huggingface
+
+    huggingface.register()
+    config = transformers.LlamaConfig(
+        vocab_size=97, hidden_size=256, intermediate_size=256, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=600,
+    )  # fmt: skip
+    ids = torch.randint(97, (2, 509), generator=torch.Generator().manual_seed(1)).to(device)
+    losses, gradients = [], []
+    for attention in ("ringray", "sdpa"):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention
+        ).to(device, torch.bfloat16)
+        batch = {"input_ids": ids, "labels": ids}
+        if attention == "ringray":
+            batch = huggingface.shard_batch(model, ids, labels=ids)
+        loss = model(**batch).loss
+        loss.backward()
+        losses.append(float(loss))
+        gradients.append(torch.cat([x.grad.float().flatten() for x in model.parameters()]))
+    assert losses[0] == pytest.approx(losses[1], abs=0.02)
+    assert off((gradients[0],), (gradients[1],)) < 0.05

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import stat
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ringray.base import private_files
 from ringray.base.errors import PlaceError, UserError
-from ringray.base.private_files import home
+from ringray.base.private_files import create_home, home
 from ringray.lab.store import traces
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
@@ -77,6 +79,23 @@ def test_everything_is_closed_whatever_the_umask(own_home: Path, lax: None) -> N
     kept.close()
 
 
+def test_a_home_that_was_chosen_is_not_closed_but_what_is_in_it_is(own_home: Path) -> None:
+    """It may be a folder of the user's with other things in it."""
+    own_home.mkdir(mode=0o755)
+    own_home.chmod(0o755)
+    with Store(home() / "store.db"):
+        assert mode(own_home) == 0o755
+        assert mode(own_home / "store.db") == 0o600
+
+
+def test_the_default_home_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RINGRAY_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ringray").mkdir()
+    (tmp_path / ".ringray").chmod(0o755)
+    assert mode(create_home()) == 0o700
+
+
 def test_links_that_wait_are_not_followed(tmp_path: Path, own_home: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")
@@ -97,6 +116,15 @@ def test_links_that_wait_are_not_followed(tmp_path: Path, own_home: Path) -> Non
     assert victim.read_text() == "kept"
 
 
+def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    private_files.write(path, "first")
+    with pytest.raises(UnicodeEncodeError):
+        private_files.write(path, "second\ud800")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("text", ["../x", "", "..", "a\x00", "x" * 65, "é", "a'"])
 def test_digests_and_keys_are_no_paths(text: str) -> None:
     for use in (part_of_a_path, worker.create_log, lambda one: traces.path_of(DIGEST, one)):
@@ -110,8 +138,9 @@ def test_digests_and_keys_are_no_paths(text: str) -> None:
 @pytest.mark.parametrize(
     "uri",
     [
-        "sqlite:////etc/ringray.db", "sqlite:///link/x.db", "sqlite:///x.db?vfs=unix-none",
-        "postgresql://h/db?sslkey=/home/me/.ssh/id",
+        "sqlite:////etc/ringray.db", "sqlite:///../outside.db", "sqlite:///link/x.db",
+        "sqlite:///x.db?vfs=unix-none", "postgresql://h/db?sslkey=/home/me/.ssh/id",
+        "mssql+pyodbc:///?odbc_connect=DRIVER%3D/tmp/evil.so", "mysql://h/db?read_default_file=/x",
     ],
 )  # fmt: skip
 def test_a_spec_names_no_place_outside(
@@ -128,11 +157,28 @@ def test_a_spec_names_no_place_outside(
     assert place.resolve_uri(None)
 
 
+@pytest.mark.parametrize("uri", ["sqlite+pysqlite:////etc/x.db", "file:///etc", "databricks"])
+def test_a_spec_names_no_place_of_a_kind_that_is_not_looked_into(uri: str) -> None:
+    """Also where MLflow is said to have taken the sweep, and failures of the place are bearable."""
+    with pytest.raises(PlaceError, match="has an unknown scheme"):
+        place.resolve_uri(uri)
+
+
+def test_a_spec_names_files_here_and_at_home(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("x.db", "sub/x.db", str(own_home / "x.db")):
+        assert place.resolve_uri(f"sqlite:///{path}").startswith("sqlite:////")
+
+
 @pytest.mark.parametrize(
     ("name", "uri"),
     [
         ("MLFLOW_TRACKING_TOKEN", "http://evil.example"),
+        ("MLFLOW_TRACKING_PASSWORD", "https://evil.example:5000/x"),
         ("PGPASSWORD", "postgresql+psycopg2://evil.example/db"),
+        ("MYSQL_PWD", "mysql://evil.example/db"),
     ],
 )
 def test_secrets_go_only_to_whom_the_environment_names(
@@ -147,6 +193,14 @@ def test_secrets_go_only_to_whom_the_environment_names(
         assert "hunter2" not in str(caught.value)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert place.resolve_uri(uri) == uri
+
+
+def test_so_does_the_file_of_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".mlflow").mkdir()
+    (tmp_path / ".mlflow" / "credentials").write_text("[mlflow]\n")
+    with pytest.raises(PlaceError, match=r"would be sent ~/\.mlflow/credentials"):
+        place.resolve_uri("http://evil.example")
 
 
 def test_the_tracking_process_has_no_token_of_ray(
@@ -167,6 +221,30 @@ def test_the_tracking_process_has_no_token_of_ray(
 
 
 @pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("choice", "partition"), "../../x"), (("choice", "transport"), "x; rm -rf ~"),
+        (("choice", "blocks"), "forward=x"), (("choice", "threads"), 0), (("bucket", "extra"), 1),
+        (("bucket", "tokens"), 1.5), (("place", "hardware"), "x" * 501), (("metrics",), [1]),
+        (("metrics",), {"median_ms": float("inf")}), (("when",), 10**400), (("choice",), None),
+    ],
+)  # fmt: skip
+def test_a_table_that_means_nothing_is_refused(
+    where: tuple[str, ...], value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json"
+    tuned.write([entry()], path)
+    data = json.loads(path.read_text())
+    inside = data["entries"][0]
+    for name in where[:-1]:
+        inside = inside[name]
+    inside[where[-1]] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(UserError, match=f"not a table of tuned choices: .*{where[-1]}"):
+        tuned.read(path)
+
+
+@pytest.mark.parametrize(
     "text", ['{"format": 1, "entries": [' + "[" * 100_000, "9" * 10_000, "\ud800"]
 )
 def test_a_table_that_is_a_trap_is_refused(text: str, tmp_path: Path) -> None:
@@ -180,6 +258,13 @@ def test_a_table_that_is_a_trap_is_refused(text: str, tmp_path: Path) -> None:
         tuned.read(path)
     with pytest.raises(UserError, match="not a regular file"):
         tuned.read(Path("/dev/zero"))
+
+
+def test_what_a_table_says_prints_no_codes(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    tuned.write([entry()], path)
+    path.write_text(path.read_text().replace("NVIDIA H200", "x\\u001b[2J[/bold]"))
+    assert tuned.read(path)[0].place.hardware == "x\ufffd[2J[/bold]"
 
 
 # Open ports of an embedded Ray

@@ -13,7 +13,7 @@ from ringray.lab.cli import main
 from ringray.lab.report import tables
 from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
-from ringray.lab.tracking.mlflow_record import files, note, trial_tags
+from ringray.lab.tracking.mlflow_record import files, note, results_csv, trial_tags
 from ringray.lab.trial.outcome import Outcome, Tracked, TrialRow
 from tests.support import small_spec, store_rows
 
@@ -165,3 +165,21 @@ def test_descriptions_are_no_markup_of_others() -> None:
     assert "](http" not in text.replace("\\]", "")
     assert "<img" not in text
     assert "\n# d" not in text
+
+
+def test_a_store_of_somebody_else_prints_no_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store(tmp_path / "s.db") as store:
+        store.begin(store_rows.sweep(name=f"x{CODES}"), [store_rows.trial(0)])
+    assert main(["list", "--store", str(tmp_path / "s.db")]) == 0
+    assert main(["status", "none", "--store", str(tmp_path / "s.db")]) == 2
+    printed = capsys.readouterr()
+    assert "gone" in printed.out
+    assert "gone" in printed.err
+    assert not {"\x1b", "\x9b", "\x07", "\u202e"} & set(printed.out + printed.err)
+
+
+def test_cells_are_no_formulas() -> None:
+    text = results_csv(["reason", "ms"], [["=cmd|' /C calc'!A0", -1.5], ["@SUM(1)", None]])
+    assert text.splitlines()[1:] == ["'=cmd|' /C calc'!A0,-1.5", "'@SUM(1),"]
