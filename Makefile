@@ -97,7 +97,7 @@ oldest: VENV = .venv-oldest
 oldest: ## test the kernels and the op with the oldest torch and triton, in .venv-oldest
 	@$(MAKE) --no-print-directory VENV=$(VENV) TORCH_BY=uv \
 	  TORCH='$(call OLDEST,torch)' TRITON='$(call OLDEST,triton)' NUMPY='numpy==2.3.*' setup
-	@$(PYTEST) $(OLDEST_TESTS) $(QUICK) --least quick=400
+	@$(PYTEST) $(OLDEST_TESTS) $(QUICK) --least quick=330
 
 chaos: $(STAMP) ## run the slow tests and those that kill processes
 	@$(PYTEST) tests $(LONG) $(LONG_LEAST)
