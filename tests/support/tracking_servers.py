@@ -6,6 +6,7 @@ import os
 import pwd
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -137,12 +138,8 @@ def postgres() -> Iterator[str]:
         yield uri
     finally:
         if server is not None:
-            server.terminate()
-            try:
-                server.wait()
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+            server.send_signal(signal.SIGINT)  # which does not wait for clients that stay connected
+            server.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -126,12 +126,6 @@ def test_a_sweep_over_http(store: Store, server: Server) -> None:
     server.start()
     assert sync(store.path, DIGEST, server.uri, "quick") == SyncState(24, 0, None)
     check_complete(store, server.uri)
-    # A database may also be named as the place itself; only its server takes the files.
-    if server.database.startswith("postgresql"):
-        state = sync(store.path, DIGEST, server.database, "quick")
-        assert (state.written, state.pending) == (24, 0)
-        assert "mlflow-artifacts" in str(state.error)
-        check_complete(store, server.uri)
 
 
 def mlflow_text(server: Server, run_id: str, path: str) -> str:
@@ -139,3 +133,15 @@ def mlflow_text(server: Server, run_id: str, path: str) -> str:
     with urllib.request.urlopen(address) as answer:
         text: str = answer.read().decode()
     return text
+
+
+@pytest.mark.exhaustive
+def test_a_database_without_a_server(store: Store) -> None:
+    """PostgreSQL named as the tracking place itself, as `tracking.uri` may."""
+    with postgres() as uri:
+        begin(store, trials(2))
+        store.record(DIGEST, trials(2)[0].key, measured(0))
+        assert sync(store.path, DIGEST, uri, "quick").pending == 0
+        (parent,), children = runs(uri)
+        assert len(children) == 1
+        assert parent.data.metrics["trials_ok"] == 1.0
