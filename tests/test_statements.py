@@ -128,7 +128,7 @@ STATEMENTS = (
 def test_a_sentence_has_the_numbers_of_the_code(
     name: str, sentence: str, numbers: list[float]
 ) -> None:
-    shown = [f"{one:g}" if isinstance(one, float) else one for one in numbers]
+    shown = [f"{number:g}" if isinstance(number, float) else number for number in numbers]
     assert " ".join(sentence.split()).format(*shown) in text(name)
 
 

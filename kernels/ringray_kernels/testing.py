@@ -175,8 +175,8 @@ def oracle(
     results, upstream = zip(*of_results, strict=True)
     gradients = torch.autograd.grad(results, leaves, upstream)
     names = ["dsinks"] * (sinks is not None) + ["dtable"] * (table is not None)
-    more = dict(zip([*names, "lse"], [*gradients[3:], lse.detach()], strict=True))
-    return Gradients(out.detach(), *gradients[:3], **more)
+    extras = dict(zip([*names, "lse"], [*gradients[3:], lse.detach()], strict=True))
+    return Gradients(out.detach(), *gradients[:3], **extras)
 
 
 def yardstick(

@@ -67,7 +67,7 @@ def what_cannot_be_saved_is_its_own_error(rank: int, size: int) -> None:
 
 
 def modes_in_one_of_both_passes(rank: int, size: int) -> None:
-    """Whether a mode sees the operator or nothing does, the same is saved."""
+    """Saves the same if a mode sees the operator and if none does."""
 
     def nested(*x: Tensor) -> Tensor:
         return checkpoint(ringray.ring_attention, *x, use_reentrant=False)  # type: ignore[no-any-return]

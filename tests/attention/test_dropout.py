@@ -37,17 +37,19 @@ def test_philox_gives_the_numbers_that_its_authors_publish() -> None:
 
 
 def test_weights_stay_at_the_rate_that_was_asked_for_and_independently() -> None:
-    at = torch.arange(192)
+    positions = torch.arange(192)
     heads, batch = torch.arange(8), torch.arange(2)[:, None]
     for p in (0.1, 0.5, 0.9):
-        stays = (factors(Dropout(p, 11), batch, heads, at, at) > 0).double()
+        stays = (factors(Dropout(p, 11), batch, heads, positions, positions) > 0).double()
         spread = (p * (1 - p) / stays.numel()) ** 0.5
         assert abs(float(stays.mean()) - (1 - p)) < 4 * spread
         centred = stays - stays.mean()
         for shift, dim in ((1, 3), (2, 3), (3, 3), (4, 3), (1, 2), (1, 1), (1, 0)):
             pairs = float((centred * centred.roll(shift, dim)).mean()) / (p * (1 - p))
             assert abs(pairs) < 5 / stays.numel() ** 0.5, (p, shift, dim)
-        other = (factors(Dropout(p, 11 + (1 << 32)), batch, heads, at, at) > 0).double()
+        other = (
+            factors(Dropout(p, 11 + (1 << 32)), batch, heads, positions, positions) > 0
+        ).double()
         assert abs(float((centred * (other - 1 + p)).mean())) < 5 * spread
 
 

@@ -92,13 +92,13 @@ def test_a_reason_is_clean_before_it_goes_anywhere(
     failed = next(row for row in rows if row.status == "failed")
     tags = trial_tags(sweep, failed, "parent")
     assert main(["status", "small", "--store", str(tmp_path / "s.db")]) == 0
-    said = [
+    shown = [
         bad.reason,
         json.dumps(tags),
         files(sweep, rows)["results.csv"],
         capsys.readouterr().out,
     ]
-    for text in said:
+    for text in shown:
         assert "cannot reach" in text
         for secret in (SECRET, TOKEN, "\x1b", "\\u001b", "\x9b"):
             assert secret not in text

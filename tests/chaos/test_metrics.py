@@ -1,4 +1,4 @@
-"""What a real Prometheus sees of sweeps on a real cluster, and what the dashboard shows of it."""
+"""Metrics of sweeps on a real cluster, as a real Prometheus and the dashboard have them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_prometheus_sees_a_sweep_and_the_dashboard_shows_it(place: Place) -> Non
                 assert all({"sweep", "kind"} <= set(series["metric"]) for series in found)
 
             def over() -> bool:
-                gauges = [one.series for one in EXPORTED]
+                gauges = [metric.series for metric in EXPORTED]
                 return not any(map(seen.now, gauges))
 
             drive.wait_until("the gauges end", over)

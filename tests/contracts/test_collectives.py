@@ -248,7 +248,7 @@ def other_attention(x: Tensor) -> Calls:
         "requires_grad": [x.clone().requires_grad_(), x, x],
     }  # fmt: skip
     return {
-        **{f"{name}: ": partial(run, x, x, x, **more) for name, more in options.items()},
+        **{f"{name}: ": partial(run, x, x, x, **arguments) for name, arguments in options.items()},
         **{f" {name}: ": partial(run, *changed) for name, changed in tensors.items()},
         "disagree about what they do": partial(ringray.unshard, x, dim=2),
     }

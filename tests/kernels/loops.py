@@ -1,5 +1,5 @@
-"""What tests hold the loops of compiled kernels to, beyond the counts of the product: exponentials
-beside products under way."""
+"""Checks of the loops of compiled kernels beyond the counts of the product: exponentials beside
+products under way."""
 
 from __future__ import annotations
 

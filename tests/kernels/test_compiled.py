@@ -124,7 +124,7 @@ def hold(line: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("head_dims", [[128], *exhaustive(None)])
 def test_the_defaults(tmp_path: Path, head_dims: list[int] | None) -> None:
-    chosen = [one for one in targets() if not head_dims or one in ("sm_90", "gfx942")]
+    chosen = [target for target in targets() if not head_dims or target in ("sm_90", "gfx942")]
     lines = compiled(tmp_path, f"TARGETS, DIMS = {chosen}, {head_dims}\n" + DEFAULTS)
     assert len(lines) == len(chosen) * 3 * (1 if head_dims else 6 + 2)
     for line in lines:

@@ -85,10 +85,10 @@ def watched(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-def problem(mask: str, head_dim: int = 64, **more: Any) -> Problem:
+def problem(mask: str, head_dim: int = 64, **settings: Any) -> Problem:
     """One of batch 2 with four heads."""
     sizes = {"batch": 2, "heads": 4, "kv_heads": 2, "rows": ROWS, "dtype": torch.bfloat16}
-    return Problem(head_dim=head_dim, device="cuda", **{**sizes, **MASKS[mask], **more})
+    return Problem(head_dim=head_dim, device="cuda", **{**sizes, **MASKS[mask], **settings})
 
 
 def blocks_of(path: str, head_dim: int, dtype: torch.dtype = torch.bfloat16) -> Blocks | None:

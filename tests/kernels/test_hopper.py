@@ -188,8 +188,8 @@ def differentiated(
     return [(dq, want[0]), (dk, want[1]), (dv, want[2])]
 
 
-def gradients_are_right(inputs: tuple[Any, ...], **more: Any) -> None:
-    for got, want in differentiated(inputs, 32, 2, **more):
+def gradients_are_right(inputs: tuple[Any, ...], **settings: Any) -> None:
+    for got, want in differentiated(inputs, 32, 2, **settings):
         torch.testing.assert_close(got, want, atol=2e-2, rtol=5e-3)
 
 

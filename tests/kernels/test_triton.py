@@ -112,12 +112,14 @@ def test_keys_between_those_of_a_block_may_hold_anything(blocks: Blocks) -> None
     results = []
     for poisons in ((0.0, 0.0), (float("nan"), float("inf"))):
         k[:, :, hidden], v[:, :, hidden] = poisons
-        more: dict[str, Any] = {"scale": 0.2, "backend": "triton", "blocks": blocks}
-        out, lse = forward(q, k, v, start[None], end[None], **more)
+        arguments: dict[str, Any] = {"scale": 0.2, "backend": "triton", "blocks": blocks}
+        out, lse = forward(q, k, v, start[None], end[None], **arguments)
         total = delta(dout, out, lse, backend="triton")
         grads = [torch.zeros(x.shape) for x in (q, k, v)]
         dq, dk, dv = grads
-        backward(dout, q, k, v, lse, total, start[None], end[None], dq=dq, dk=dk, dv=dv, **more)
+        backward(
+            dout, q, k, v, lse, total, start[None], end[None], dq=dq, dk=dk, dv=dv, **arguments
+        )
         results.append([out, lse, *grads])
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 

@@ -249,12 +249,12 @@ def test_the_config_stays_as_it_was() -> None:
 
 
 def main(size: int) -> None:
-    found = rows(zoo.cases(), size)
-    for row in sorted(found, key=lambda row: (row.verdict, row.case)):
+    outcomes = rows(zoo.cases(), size)
+    for row in sorted(outcomes, key=lambda row: (row.verdict, row.case)):
         numbers = f"{row.logits:.0e} {row.loss or 0:.0e} {row.gradient:.0e}"
         right = numbers if row.verdict in ("right", "WRONG") else ""
         print(f"{row.case} | {row.verdict} {right} | {row.why}")
-    print(Counter(row.verdict for row in found))
+    print(Counter(row.verdict for row in outcomes))
 
 
 if __name__ == "__main__":

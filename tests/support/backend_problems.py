@@ -229,14 +229,14 @@ def truth(
     want = testing.oracle(q, k, v, dout, seen, scale=scale, **scoring)
     # SDPA scales after masking: what it gives for -q is right, and as exact.
     sign = -1 if scale <= 0 else 1
-    more = {"scale": max(abs(scale), 1e-30), "causal": causal, **scoring}
+    arguments = {"scale": max(abs(scale), 1e-30), "causal": causal, **scoring}
     try:
-        yard = testing.yardstick(sign * q, k, v, dout, seen, **more)
+        yard = testing.yardstick(sign * q, k, v, dout, seen, **arguments)
     except RuntimeError:
         if q.device.type == "cpu":
             raise
         # A GPU's fused calls do not take the problem.
-        usual = testing.yardstick(*(x.cpu() for x in (sign * q, k, v, dout, seen)), **more)
+        usual = testing.yardstick(*(x.cpu() for x in (sign * q, k, v, dout, seen)), **arguments)
         yard = testing.Gradients(*(None if x is None else x.to(q.device) for x in usual))  # type: ignore[arg-type]
     assert yard.dq is not None
     return want, yard._replace(dq=sign * yard.dq)

@@ -50,10 +50,10 @@ def state(made: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
 
 def saves(folder: Path, rank: int, size: int) -> None:
     """Writes the checkpoints of steps 1 and 2, each rank a part of them."""
-    kept = Checkpoints(folder)
+    checkpoints = Checkpoints(folder)
     for step in (1, 2):
-        kept.save(step, *model(step), {"of": step})
-    kept.wait()
+        checkpoints.save(step, *model(step), {"of": step})
+    checkpoints.wait()
 
 
 def accept(facts: dict[str, Any]) -> None:
@@ -110,14 +110,14 @@ def ranks_disagree(folder: Path, rank: int, size: int) -> None:
 
 def goes_on_behind_damage(folder: Path, rank: int, size: int) -> None:
     """Two whole checkpoints are kept; the damaged one, which is newer, is gone then."""
-    kept = Checkpoints(folder, note=list)
-    facts = kept.load(*model(0))
+    checkpoints = Checkpoints(folder, note=list)
+    facts = checkpoints.load(*model(0))
     assert facts is not None
     assert facts["step"] == 1
     dist.barrier()
     assert [place.name[-1] for place in checkpoint.complete(folder)] == ["1", "2"]
-    kept.save(3, *model(3), {"of": 3})
-    kept.wait()
+    checkpoints.save(3, *model(3), {"of": 3})
+    checkpoints.wait()
     dist.barrier()
     assert [place.name[-1] for place in checkpoint.complete(folder)] == ["1", "3"]
 

@@ -60,14 +60,14 @@ def results(function: Callable[..., Any], cases: tuple[Case, ...]) -> list[Tenso
 
 
 def models(rank: int, size: int) -> None:
-    """What changes scores, with every gradient; a loss of out and lse, or of lse alone."""
+    """Compiles each change of scores, with every gradient; a loss of out and lse, or of lse."""
     asked: tuple[dict[str, Any], ...] = (
         {"with_dlse": True}, {"with_dlse": True, "backward": "query-side", "with_sinks": True},
         {"softcap": 2, "value_dim": 24, "with_sinks": True, "alibi": True},
         {"with_dlse": True, "transport": "hybrid:2"}, {"reach": 5, "value_dim": 8},
     )  # fmt: skip
-    for turn, more in enumerate(asked):
-        case = Case("zigzag", torch.bfloat16, heads=8, kv_heads=4, **more)
+    for turn, options in enumerate(asked):
+        case = Case("zigzag", torch.bfloat16, heads=8, kv_heads=4, **options)
         both: list[list[Tensor]] = []
         for function in (ringray.ring_attention, compiled(ringray.ring_attention)):
             *qkv, dout = case.shards()
@@ -91,13 +91,13 @@ def transports(rank: int, size: int, *, every: bool = False) -> None:
     for transport in TRANSPORTS:
         usual = "query-side" if transport == "staged" else "planned"
         for backward in BACKWARDS if every else (usual,):
-            more: dict[str, Any] = {"transport": transport, "backward": backward, "batch": 2}
+            arguments: dict[str, Any] = {"transport": transport, "backward": backward, "batch": 2}
             if transport == "ulysses":
-                more["kv_heads"] = 4
-            cases = tuple(Case("zigzag", **more, **mask) for mask in MASKS)
+                arguments["kv_heads"] = 4
+            cases = tuple(Case("zigzag", **arguments, **mask) for mask in MASKS)
             want, refusal = _or_refusal(attend, cases)
-            got, told = _or_refusal(compiled(attend), cases)
-            assert told == refusal, (transport, backward)
+            got, refused = _or_refusal(compiled(attend), cases)
+            assert refused == refusal, (transport, backward)
             same_bits(got, want, (transport, backward))
             ran |= set() if refusal else {transport, backward}
     assert ran >= set(TRANSPORTS)

@@ -30,8 +30,8 @@ def exact(rank: int, size: int) -> None:
     )  # fmt: skip
     truths = {"aten": truth(Case("zigzag", dropout_p=0.3, **shape))}
     truths["reference"] = truth(Case("zigzag", dropout_p=0.3, **shape, **MASKS[6]))
-    for at, (way, partition, backward) in enumerate(ways):
-        backend, mask = (("aten", {}), ("reference", MASKS[6]))[at % 2]
+    for turn, (way, partition, backward) in enumerate(ways):
+        backend, mask = (("aten", {}), ("reference", MASKS[6]))[turn % 2]
         case = Case(
             partition, dropout_p=0.3, transport=way, backward=backward, backend=backend, **shape,
             **mask,

@@ -172,7 +172,7 @@ class Case(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What became of a case: right, refused, unbuilt or WRONG; errors or the sentence."""
+    """The end of a case: right, refused, unbuilt or WRONG; errors or the sentence."""
 
     case: str
     verdict: str

@@ -45,7 +45,9 @@ MODULES: tuple[dict[str, Any], ...] = (
 
 def module_is_exact(rank: int, size: int) -> None:
     """Output and gradients are the module's own in one process, whatever padding holds."""
-    cases = [(more, documents, SEQ_LEN) for more in MODULES for documents in (None, DOCUMENTS)]
+    cases = [
+        (options, documents, SEQ_LEN) for options in MODULES for documents in (None, DOCUMENTS)
+    ]
     cases.append(({}, None, 64))
     for partition, (arguments, documents, seq_len) in zip(
         itertools.cycle(PARTITIONS), cases, strict=False
@@ -97,11 +99,11 @@ def loss_is_global(rank: int, size: int) -> None:
     rng = torch.Generator().manual_seed(3)
     logits = torch.randn(2, SEQ_LEN, 19, generator=rng)
     labels = torch.randint(0, 19, (2, SEQ_LEN), generator=rng)
-    for turn, kept in enumerate((SEQ_LEN, 20, 1, 0)):
+    for turn, rows in enumerate((SEQ_LEN, 20, 1, 0)):
         dtype = (torch.float32, torch.bfloat16)[turn // 2 % 2]
         partition = ("contiguous", "striped")[turn % 2]
         chosen = labels.clone()
-        chosen[:, kept:] = -100  # contiguous: some ranks keep nothing
+        chosen[:, rows:] = -100  # contiguous: some ranks keep nothing
         whole = logits.to(dtype).requires_grad_()
         want = F.cross_entropy(whole.float().flatten(0, 1), chosen.flatten(), reduction="sum")
         want = want / max(int((chosen != -100).sum()), 1)
@@ -118,7 +120,7 @@ def loss_is_global(rank: int, size: int) -> None:
             everyone = [torch.empty_like(loss.detach()) for _ in range(size)]
             dist.all_gather(everyone, loss.detach())
             assert all(torch.equal(x, everyone[0]) for x in everyone)
-            if kept == 0:
+            if rows == 0:
                 assert loss.item() == 0
                 assert (mine.grad == 0).all()
 

@@ -167,14 +167,14 @@ def only_out_or_only_lse(rank: int, size: int) -> None:
 
 
 def scores(rank: int, size: int) -> None:
-    """What changes scores, and gradients of lse, by every transport and walk back in turns."""
+    """Checks each change of scores, and gradients of lse, by transports and walks back in turns."""
     heads = max(HEADS, 2 * size)
     ways = itertools.product(transport.TRANSPORTS, walk.BACKWARDS)
-    for at, (way, backward) in enumerate(ways):
-        more = {"window": (None, 17)[at % 2], **SCORES[at % len(SCORES)]}
+    for turn, (way, backward) in enumerate(ways):
+        options = {"window": (None, 17)[turn % 2], **SCORES[turn % len(SCORES)]}
         case = Case(
-            list(PARTITIONS)[at % 4], DTYPES[at % 3], transport=way, backward=backward,
-            with_dlse=at % 4 != 3, heads=2 * heads, kv_heads=heads, **more,
+            list(PARTITIONS)[turn % 4], DTYPES[turn % 3], transport=way, backward=backward,
+            with_dlse=turn % 4 != 3, heads=2 * heads, kv_heads=heads, **options,
         )  # fmt: skip
         with contextlib.suppress(walk.Unwalkable):
             within_budget(case, rank, size, truth(case))

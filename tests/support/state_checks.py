@@ -357,9 +357,9 @@ def states_of(name: str) -> dict[str, Any]:
     of_user = name.split()[0] in OWN_OPERATORS
     return {
         state: enter
-        for at, (state, enter) in enumerate(STATES.items())
+        for place, (state, enter) in enumerate(STATES.items())
         if not (of_user and state == "function mode")
-        and (name.split()[-1] not in variants[1:] or at % 4 == turn % 4)
+        and (name.split()[-1] not in variants[1:] or place % 4 == turn % 4)
     }
 
 

@@ -169,16 +169,16 @@ def continues(
 def a_full_disk_is_told(folder: Path, rank: int, size: int) -> None:
     """A limit on the size of files stands for it; the checkpoint before is still there."""
     made = trainer(Degrees(cp=size))
-    kept = Checkpoints(folder)
-    kept.save(made.step().number, made.model, made.optimizer, made.facts())
-    kept.wait()
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(made.step().number, made.model, made.optimizer, made.facts())
+    checkpoints.wait()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
-        kept.save(made.step().number, made.model, made.optimizer, made.facts())
+        checkpoints.save(made.step().number, made.model, made.optimizer, made.facts())
         with pytest.raises(CheckpointError, match=r"iB free there: rank \d: "):
-            kept.wait()
+            checkpoints.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [one.name for one in complete(folder)] == ["step-00000001"]

@@ -26,7 +26,7 @@ from ringray.lab.trial.outcome import UNKNOWN, Kept, SweepRow
 
 
 class Saved(NamedTuple):
-    """What was saved of one sweep."""
+    """The saved part of one sweep."""
 
     sweep: SweepRow  # of the kind UNKNOWN if its own row is lost
     trials: int

@@ -134,8 +134,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[StartingNodes | Non
     """A second passes with each look at the autoscaler, which says what it was given."""
     now = [0.0]
 
-    def says(told: list[StartingNodes | None]) -> None:
-        waiting = iter(told)
+    def says(starting: list[StartingNodes | None]) -> None:
+        waiting = iter(starting)
 
         def look() -> StartingNodes | None:
             now[0] += 1.0

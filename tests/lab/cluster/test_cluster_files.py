@@ -41,7 +41,7 @@ def test_it_grows_from_a_head_without_work(name: str, ranks: int) -> None:
     types = config["available_node_types"]
     head = types.pop(config["head_node_type"])
     assert (head["resources"], head["max_workers"]) == ({"CPU": 0}, 0)
-    assert [given.get("min_workers", 0) for given in types.values()] == [0] * len(types)
+    assert [node_type.get("min_workers", 0) for node_type in types.values()] == [0] * len(types)
     assert capacity.from_config(read(name), HEAD).ranks(GPU) == ranks
 
 
@@ -54,7 +54,7 @@ def test_kuberay_grows_from_a_head_without_work() -> None:
     types = config["available_node_types"]
     head = types.pop(config["head_node_type"])
     assert head["resources"]["CPU"] == 0
-    assert [given["min_workers"] for given in types.values()] == [0] * 4
+    assert [node_type["min_workers"] for node_type in types.values()] == [0] * 4
     config = autoscaling_config._derive_autoscaling_config_from_ray_cr(manifest)
     assert capacity.from_config(config, HEAD).ranks(GPU) == 8 * 1 + 2 * 8
 
@@ -84,13 +84,13 @@ def test_pods_of_kuberay_are_private_and_locked_down() -> None:
 
 @pytest.mark.parametrize("path", ["mlflow/kubernetes.yaml", "kuberay/network.yaml"])
 def test_kubernetes_accepts_it_and_opens_nothing_to_the_outside(path: str) -> None:
-    for one in yaml.safe_load_all((CLUSTER / path).read_text()):
-        kubernetes_validate.validate(one, "1.30", strict=True)
-        if one["kind"] == "Service":
-            assert one["spec"].get("type", "ClusterIP") == "ClusterIP"
-        if one["kind"] == "NetworkPolicy":
-            assert one["spec"]["policyTypes"] == ["Ingress"]
-            assert all(rule["from"] for rule in one["spec"]["ingress"])
+    for document in yaml.safe_load_all((CLUSTER / path).read_text()):
+        kubernetes_validate.validate(document, "1.30", strict=True)
+        if document["kind"] == "Service":
+            assert document["spec"].get("type", "ClusterIP") == "ClusterIP"
+        if document["kind"] == "NetworkPolicy":
+            assert document["spec"]["policyTypes"] == ["Ingress"]
+            assert all(rule["from"] for rule in document["spec"]["ingress"])
 
 
 def test_mlflow_opens_the_loopback_alone_and_no_password_stands_in_a_file() -> None:

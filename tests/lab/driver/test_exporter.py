@@ -31,19 +31,19 @@ UNITS = ("_seconds", "_bytes", "_ratio", "_per_second")
 
 @pytest.fixture
 def pushes(monkeypatch: pytest.MonkeyPatch) -> Queue[tuple[str, float, dict[str, str]]]:
-    """What Ray's gauges are told."""
-    told: Queue[tuple[str, float, dict[str, str]]] = Queue()
+    """The calls of Ray's gauges: name, value, tags."""
+    calls: Queue[tuple[str, float, dict[str, str]]] = Queue()
 
     def make(name: str, help: str, labels: tuple[str, ...]) -> Any:
         def take(value: float, tags: dict[str, str]) -> None:
             assert set(tags) == set(labels)
-            told.put((name, value, dict(tags)))
+            calls.put((name, value, dict(tags)))
 
         return SimpleNamespace(set=take)
 
     monkeypatch.setattr(of_ray, "Gauge", make)
     monkeypatch.setattr(exporter, "PUSH_S", 0.01)
-    return told
+    return calls
 
 
 def started(done: Any = None) -> tuple[Exporter, Plan]:

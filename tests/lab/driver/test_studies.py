@@ -110,14 +110,14 @@ CUT = (
 
 
 @pytest.mark.parametrize(
-    ("ms", "said"),
+    ("ms", "answer"),
     [
         ({None: 9.0, 64: 7.0, 128: 8.0}, "9 of 9 runs); the default, default-blocks, has 9.00 ms"),
         ({None: 9.0, 64: 9.5, 128: 9.1}, "; it is the default, so nothing is kept"),
     ],
 )  # fmt: skip
 def test_a_tuning_no_better_than_the_default_keeps_nothing(
-    ms: dict[int | None, float], said: str, home: Path, monkeypatch: pytest.MonkeyPatch
+    ms: dict[int | None, float], answer: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = plan.build(spec.parse(CUT))
     assert [trial.config.strategy.blocks for trial in made.trials] == [64, None, 128]
@@ -126,7 +126,7 @@ def test_a_tuning_no_better_than_the_default_keeps_nothing(
     kept = result.entries(made, ended)
     assert [entry.choice["blocks"] for entry in kept] == ([64] if ms[64] < 9 else [])
     (line,) = report.lines(made, ended, result.results(made, ended))
-    assert said in line
+    assert answer in line
     monkeypatch.setattr(sweeps, "_measure", lambda *_: Summary(made.digest, "c", trials=ended))
     store: Any = None
     summary = sweeps._search(made, store, {})

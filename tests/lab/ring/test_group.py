@@ -1,4 +1,4 @@
-"""What a rank asks for of Ray, and rings whose nodes have several versions."""
+"""Requests of a rank to Ray, and rings whose nodes have several versions."""
 
 from __future__ import annotations
 

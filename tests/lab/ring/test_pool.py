@@ -148,17 +148,17 @@ def test_a_ring_that_comes_too_late_is_given_back(
 
 
 @pytest.mark.parametrize(
-    ("device", "backend", "told"),
+    ("device", "backend", "reason"),
     [("cuda", "auto", "no C compiler"), ("cuda", "aten", ""), ("cpu", "aten", "")],
 )
 def test_a_gpu_ring_without_a_compiler_is_told(
-    rings: list[Counted], monkeypatch: pytest.MonkeyPatch, device: str, backend: str, told: str
+    rings: list[Counted], monkeypatch: pytest.MonkeyPatch, device: str, backend: str, reason: str
 ) -> None:
     monkeypatch.setattr(Counted, "lacks", "no C compiler (gcc or clang)")
     read, configs = sweep(f"{{size: 2, device: {device}}}\nstrategy: {{backend: {backend}}}")
     shared = RingPool(GPUS, read, lambda text: None)
-    if told:
-        with pytest.raises(PlaceError, match=f"cannot start on 10.0.0.7: {told}"):
+    if reason:
+        with pytest.raises(PlaceError, match=f"cannot start on 10.0.0.7: {reason}"):
             shared.take(configs[0], configs)
     else:
         shared.take(configs[0], configs)
