@@ -1,7 +1,9 @@
-"""``ringray run`` and ``resume``, on rings that measure nothing."""
+"""``ringray run`` and ``resume``, on rings that measure nothing; and their output: never into a link
+or an input, nor into the folder of a job."""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.outcome import SweepInfo
-from tests.support.small_spec import SMALL
+from tests.support.small_spec import SMALL, fill
 from tests.support.sweep_world import Rings, machine, stand_in
 
 
@@ -107,3 +109,50 @@ def test_rings_that_no_machine_holds_are_refused_before_anything_begins(
                 assert store.sweeps() == []
         else:
             assert "6 ok · 10 pruned" in out
+
+
+# Files for output
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert cli.main(arguments) == 2
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1, text
+    return text
+
+
+@pytest.mark.parametrize("name", ["s.db", "link.jsonl", "hard.jsonl", "home/mlflow.db", "home"])
+def test_no_output_follows_a_link_or_replaces_an_input(
+    small: str, home: Path, addresses: list[str | None], name: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(home.parent)
+    fill("s.db", SMALL)
+    home.mkdir()
+    (home / "mlflow.db").touch()
+    Path("link.jsonl").symlink_to("nowhere")
+    os.link("s.db", "hard.jsonl")
+    before = Path("s.db").read_bytes()
+    for line in (["run", small], ["status", "small"], ["plan", small]):
+        text = _refused(capsys, *line, "--store", "s.db", "--json", name)
+        assert f"--json {name}: is a" in text
+        assert not Path("nowhere").exists()
+    assert Path("s.db").read_bytes() == before
+    assert addresses == [], "nothing ran"
+
+
+def test_a_job_keeps_nothing_in_its_own_folder(
+    home: Path, addresses: list[str | None], capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Not the store, not the lines, not MLflow's database."""
+    folder = home.parent / "session_1" / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    folder.mkdir(parents=True)
+    (folder / "small.yaml").write_text(
+        SMALL.replace("tracking: {enabled: false}", "tracking: {uri: 'sqlite:///m.db'}")
+    )
+    monkeypatch.chdir(folder)
+    for options in (["--store", "s.db"], ["--json", "a.jsonl", "--no-tracking"], []):
+        assert "of a Ray job" in _refused(capsys, "run", "small.yaml", *options)
+    assert [path.name for path in folder.iterdir()] == ["small.yaml"]
+    assert addresses == []
