@@ -13,7 +13,7 @@ from ringray.lab import cli
 from ringray.lab.cli import doctor, links
 from ringray.lab.predict.links import ClusterLinks
 from ringray.lab.ring import links as survey
-from tests.lab.predict.test_links import cluster
+from tests.lab.predict.test_calibration import cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -1,5 +1,4 @@
-"""``ringray run`` and ``resume``, on rings that measure nothing; and their output: never into a link
-or an input, nor into the folder of a job."""
+"""``ringray run`` and ``resume``, on rings that measure nothing: limits, and files for output."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.outcome import SweepInfo
 from tests.support.small_spec import SMALL, fill
-from tests.support.sweep_world import Rings, machine, stand_in
+from tests.support.sweep_world import THREE, Rings, machine, stand_in
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +108,42 @@ def test_rings_that_no_machine_holds_are_refused_before_anything_begins(
                 assert store.sweeps() == []
         else:
             assert "6 ok · 10 pruned" in out
+
+
+# ``limits.gpu_hours``: a sweep stops before the trial that would exceed it
+
+
+@pytest.fixture
+def limited(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A sweep of three trials, each of which takes a ring of two for a second."""
+    monkeypatch.setattr(Rings, "took_s", 1.0)
+    path = tmp_path / "s.yaml"
+    path.write_text(f"{THREE}limits: {{gpu_hours: 0.001}}\n")  # 3.6 rank seconds
+    return str(path)
+
+
+def test_it_stops_before_the_trial_and_goes_on_with_more(
+    limited: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):  # a second time what the store has counts
+        assert cli.main(["run", limited]) == 4
+        out = capsys.readouterr().out
+        assert "2 ok · 1 pending" in out
+        assert "stopped: limits.gpu_hours is 0.001, 0.00111 are used and the next trial" in out
+        assert "continue with: ringray resume s" in out
+    assert cli.main(["status", "s"]) == 0
+    assert "interrupted" in capsys.readouterr().out
+    assert cli.main(["resume", "s", "--set", "limits.gpu_hours=0.002"]) == 0
+    assert "3 ok" in capsys.readouterr().out
+    assert cli.main(["resume", "s"]) == 0, "nothing is left to do"
+
+
+def test_earlier_measurements_count(limited: str) -> None:
+    limit = ["--set", "limits.gpu_hours=0.0025"]  # 9 rank seconds
+    assert cli.main(["run", limited, *limit]) == 0
+    assert cli.main(["run", limited, *limit, "--again"]) == 4
+    with Store(default_path()) as store:
+        assert len(store.history(store.find("s").digest)) == 2
 
 
 # Files for output

@@ -1,4 +1,5 @@
-"""Present and possible nodes of a cluster, the rings that fit on them, and refusals."""
+"""Present and possible nodes of a cluster, the rings that fit on them, refusals; and which machines
+the rings of a run hold, and may share."""
 
 from __future__ import annotations
 
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from ringray.base.errors import SpecError
 from ringray.lab.cluster import capacity
-from ringray.lab.cluster.capacity import HEAD, Capacity, NodeGroup
+from ringray.lab.cluster.capacity import HEAD, Capacity, NodeGroup, Placement
 from ringray.lab.cluster.fit import Cluster
+from ringray.lab.cluster.machines import Machines
 from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
 from tests.support.place import REPOSITORY
@@ -21,13 +24,20 @@ CONFIG = yaml.safe_load((REPOSITORY / "cluster" / "local-autoscaling.yaml").read
 EMPTY = Capacity((NodeGroup("head", {}, 1, head=True),))
 
 
-def node(alive: bool = True, **resources: float) -> dict[str, Any]:
-    return {"Alive": alive, "Resources": {"memory": 1e9, **resources}}
+def node(name: str = "", alive: bool = True, address: str = "", **resources: float) -> Any:
+    has = {"memory": 1e9, **resources}
+    return {
+        "NodeID": name, "NodeManagerAddress": address or name, "Alive": alive, "Resources": has,
+    }  # fmt: skip
 
 
-def config(ring: str, **changes: str) -> Any:
-    text = f"version: 1\nname: a\nkind: latency\nring: {ring}\nproblem: {{seq_len: 64}}\n"
-    (trial,) = plan.build(spec.parse(text + "".join(changes.values()))).trials
+def build(ring: str, lengths: str = "64") -> plan.Plan:
+    head = f"version: 1\nname: a\nkind: latency\nring: {ring}\n"
+    return plan.build(spec.parse(f"{head}problem: {{seq_len: {lengths}}}\n"))
+
+
+def config(ring: str) -> Any:
+    (trial,) = build(ring).trials
     return trial.config
 
 
@@ -77,7 +87,7 @@ def test_the_largest_ring_is_that_of_the_best_choice_of_nodes(strategy: str) -> 
 
 def test_nodes_that_are_alike_are_one_group() -> None:
     present = capacity.from_nodes(
-        [node(**{HEAD: 1.0}), node(**GPU), node(**GPU), node(False, **GPU), node(CPU=8.0)]
+        [node(**{HEAD: 1.0}), node(**GPU), node(**GPU), node(alive=False, **GPU), node(CPU=8.0)]
     )
     assert str(present) == "2 × node (1 CPU, 1 GPU), 1 × node (8 CPU)"
     assert present.ranks(GPU) == 2
@@ -177,3 +187,91 @@ def test_without_a_limit_any_ring_fits() -> None:
     assert endless.ranks({"CPU": 2.0}) == 0
     assert Capacity((NodeGroup("a", {"CPU": 0.3}),)).ranks({"CPU": 0.1}) == 3
     assert Capacity((NodeGroup("gpu", GPU, math.inf),), 3).ranks(GPU) == 3
+
+
+# Machines of several rings
+
+CPU_RANK = Placement("cpu", "PACK", (("CPU", 1.0),))
+GPU_RANK = Placement("cuda", "PACK", tuple(GPU.items()))
+
+
+def hold(machines: Machines, name: str, placement: Placement, *nodes: str) -> list[str]:
+    """Places a ring and returns the nodes that it had to avoid."""
+    avoid = machines.closed(placement)
+    assert machines.take(name, placement, nodes)
+    return sorted(avoid)
+
+
+def test_cpu_rings_share_no_machine() -> None:
+    machines = Machines(lambda: [node(name, address=at, CPU=4) for name, at in ("aa", "bb", "cb")])
+    assert machines.placement(CPU_RANK, 2) == CPU_RANK
+    assert hold(machines, "one", CPU_RANK, "b", "b") == []
+    assert hold(machines, "two", CPU_RANK, "a") == ["b", "c"], "one machine has two nodes"
+    assert not machines.fits(CPU_RANK, 1)
+    assert machines.fits(CPU_RANK, 8, but=["one"])
+    assert not machines.fits(CPU_RANK, 8, avoid=["c"], but=["one"])
+    machines.release("two")
+    assert machines.fits(CPU_RANK, 4)
+    assert not machines.fits(CPU_RANK, 5)
+
+
+def test_gpu_rings_share_a_machine_while_they_lie_within_it() -> None:
+    machines = Machines(lambda: [node("a", CPU=16, GPU=8), node("b", CPU=16, GPU=8)])
+    small, large = (machines.placement(GPU_RANK, size) for size in (2, 12))
+    assert (small.strategy, large.strategy) == ("STRICT_PACK", "PACK")
+    assert hold(machines, "one", small, "a", "a") == []
+    assert hold(machines, "two", small, "a", "a") == []
+    assert machines.fits(small, 8), "on the other"
+    assert not machines.fits(large, 12), "it would share the network of the first"
+    assert hold(machines, "three", small, *"aaaa") == []
+    assert hold(machines, "four", small, *"bbbbbb") == []
+    assert machines.fits(small, 2)
+    assert not machines.fits(small, 3)
+    for name in ("one", "two", "three", "four"):
+        machines.release(name)
+    hold(machines, "wide", large, *"aaaaaaaabbbb")
+    assert not machines.fits(small, 2), "its network is in use"
+    assert Machines(lambda: [node("a", CPU=16, GPU=8)], shared=True).fits(small, 2)
+
+
+def test_of_two_rings_that_are_placed_at_a_time_one_moves() -> None:
+    machines = Machines(lambda: [node("a", CPU=4), node("b", CPU=4)])
+    hold(machines, "one", CPU_RANK, "a")
+    assert not machines.take("two", CPU_RANK, ["b", "a"])
+    assert not machines.holds("two")
+    assert machines.take("two", CPU_RANK, ["b"])
+    assert machines.closed(CPU_RANK) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("ring", "group", "most"),
+    [
+        ("size: 2, device: cpu", NodeGroup("n", {"CPU": 8.0}, 4), 4),
+        ("size: 8, device: cpu", NodeGroup("n", {"CPU": 4.0}, 5), 2),
+        ("size: 2, device: cpu, placement: strict-spread", NodeGroup("n", {"CPU": 4.0}, 5), 2),
+        ("size: 2, device: cpu, placement: spread", NodeGroup("n", {"CPU": 4.0}, 5), 1),
+        ("size: 2, device: cuda", NodeGroup("n", {"CPU": 8.0, "GPU": 8.0}, 3), 12),
+        ("size: 16, device: cuda", NodeGroup("n", {"CPU": 8.0, "GPU": 8.0}, 5), 2),
+        ("size: 4, device: cpu, placement: strict-pack", NodeGroup("n", {"CPU": 2.0}, 5), 0),
+    ],
+)
+def test_how_many_rings_work_side_by_side(ring: str, group: NodeGroup, most: int) -> None:
+    assert Cluster(False, Capacity((group,))).most_rings(config(f"{{{ring}}}")) == most
+    assert Cluster(True, Capacity((group,))).most_rings(config(f"{{{ring}}}")) == 1
+
+
+@pytest.mark.parametrize(("wanted", "rings"), [("null", 3), ("2", 2), ("3", 3), ("4", None)])
+def test_the_number_of_rings_is_the_specs_if_so_many_fit(
+    wanted: str, rings: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = build(f"{{size: 2, concurrent: {wanted}}}", "[64, 128, 256, 512]")
+    cluster = Cluster(False, Capacity((NodeGroup("n", {"CPU": 2.0}, 3),)))
+    monkeypatch.setattr(cluster, "_hosts", lambda: {"a", "b", "c"})
+    if rings is None:
+        with pytest.raises(SpecError, match=r"ring\.concurrent: got 4, expected at most 3"):
+            cluster.side_by_side(plan)
+        return
+    assert cluster.side_by_side(plan) == rings
+    monkeypatch.setattr(cluster, "_hosts", lambda: {"a"})
+    if wanted == "null":
+        assert cluster.side_by_side(plan) == 1, "three nodes on one machine"

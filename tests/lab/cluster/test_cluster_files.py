@@ -1,9 +1,11 @@
-"""The files under cluster/: what Ray and Kubernetes read in them, and that they are private."""
+"""The files under cluster/: what Ray, Kubernetes and Prometheus read in them; they are private."""
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -17,6 +19,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ringray.lab.cluster import capacity
 from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from tests.support.cluster_files import CLUSTER, LAUNCHED, cluster_spec, pinned, pods, read
+from tests.support.prometheus import BOARD, CONFIG, expressions
 
 SPEC = cluster_spec("raycluster")
 HEAD = Capacity((NodeGroup("head", {}, 1, head=True),))
@@ -101,3 +104,27 @@ def test_mlflow_opens_the_loopback_alone_and_no_password_stands_in_a_file() -> N
         text = (CLUSTER / "mlflow" / name).read_text()
         assert not re.search(r"://[^/\s]+:[^/\s]+@", text)
         assert not re.search(r"(?i)password['\"]?\s*[:=]\s*(?!\$|/run/secrets/)\w", text)
+
+
+def test_the_dashboard_is_the_generated_one() -> None:
+    code = "import dashboard; print(dashboard.text(), end='')"
+    done = subprocess.run([sys.executable, "-c", code], cwd=CLUSTER, capture_output=True, text=True)
+    assert done.stdout == BOARD.read_text(), f"python cluster/dashboard.py {done.stderr}"
+
+
+@pytest.mark.prometheus
+def test_promtool_reads_every_expression(tmp_path: Path) -> None:
+    def check(texts: list[str]) -> int:
+        rules = [{"record": f"chart:{at}", "expr": text} for at, text in enumerate(texts)]
+        file = tmp_path / "rules.yaml"
+        file.write_text(yaml.safe_dump({"groups": [{"name": "charts", "rules": rules}]}))
+        return subprocess.run(["promtool", "check", "rules", file], capture_output=True).returncode
+
+    assert check(list(expressions().values())) == 0
+    assert check(["max by (sweep (ray_ringray_trials)"]) != 0
+
+
+@pytest.mark.prometheus
+def test_promtool_reads_the_configuration() -> None:
+    done = subprocess.run(["promtool", "check", "config", CONFIG], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,5 @@
-"""Sweeps as jobs: names, attempts, endings and addresses, on a job server that is made up."""
+"""Sweeps as jobs: names, attempts, endings and addresses, on a job server that is made up; and what
+is no job server."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ import pytest
 import yaml
 
 from ringray.base import deadline, provenance, source_digest
-from ringray.base.errors import PlaceError
+from ringray.base.errors import PlaceError, UserError
 from ringray.lab import cli
-from ringray.lab.cluster import head_command, job_package
+from ringray.lab.cluster import head_command, job_package, job_server
 from ringray.lab.cluster.job_package import packed
 from ringray.lab.cluster.jobs import Job, Jobs
 from ringray.lab.specs import model as spec
+from tests.support.bad_servers import bad_server
 from tests.support.job_server import PLAN, SHORT, URL, Server, ends
 from tests.support.small_spec import SMALL
 
@@ -219,3 +221,58 @@ def test_a_silent_job_is_asked_for_and_its_state_told(
     broken, silent = capsys.readouterr().err.splitlines()
     assert f"job {job.id} at {URL}, whose log cannot be read" in broken
     assert f"job {job.id} at {URL}, which is PENDING" in silent
+
+
+# Addresses
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["head:6379", "head", "ray://head:10001", "http://", "http://h:x", "http://a b", "auto"],
+)
+def test_not_the_url_of_a_job_server(text: str) -> None:
+    with pytest.raises(UserError, match=r"expected|which is http://HOST:8265"):
+        job_server.address(text)
+
+
+def test_the_address_is_what_was_given_else_what_ray_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    with pytest.raises(UserError, match="no cluster to submit to; give --address http://HOST"):
+        job_server.address(None)
+    monkeypatch.setenv("RAY_ADDRESS", "http://a:1")
+    assert job_server.address(None) == "http://a:1"
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://b/")
+    assert job_server.address(None) == "https://b"
+    assert job_server.address("http://c:2") == "http://c:2"
+
+
+@pytest.mark.parametrize(
+    ("answer", "match"),
+    [
+        (b"<html>", "is not a Ray dashboard"),
+        (b'{"version": "4"}', "is not a Ray dashboard: its answer is wrong: 'ray_version'"),
+        (b'{"ray_version": "1.8.0"}', "Ray version 1.8.0 is running on the cluster"),
+    ],
+)
+def test_what_is_no_job_server(answer: bytes, match: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)  # which a token of another test has set
+    with (
+        bad_server("silent", {"/api/version": answer}) as port,
+        pytest.raises(PlaceError, match=match),
+    ):
+        job_server.connect(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_token(status: int) -> None:
+    from ray._private.authentication.http_token_authentication import (
+        format_authentication_http_error,
+    )
+    from ray.exceptions import AuthenticationError
+
+    answer = format_authentication_http_error(status, "Unauthorized")
+    assert answer is not None
+    match = f"{URL} refuses the token, or gets none: .* set RAY_AUTH_MODE=token"
+    with pytest.raises(PlaceError, match=match), job_server.answering(URL):
+        raise AuthenticationError(answer)

@@ -1,8 +1,9 @@
-"""The cost model against what it models: constants it mirrors, and measured memory."""
+"""The cost model: measured memory, exact counts, what is merged, what long triangles reach."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import torch
 import ringray
 from ringray.base import provenance
 from ringray.lab.predict import cost_model, hardware
+from ringray.lab.predict.hardware import Curve, Fleet, Hardware, Link
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import peak_memory
 from tests.support.point import point
 
@@ -69,3 +72,77 @@ def test_counts_beyond_64_bits_are_exact() -> None:
     sent = 3 * (1 << 30) * (1 << 15) * 64 * 2 * 256 * 4
     assert sent > 1 << 63
     assert cost_model.predict(config, hardware.cpu(2)).sent_bytes == sent
+
+
+# Time on a ring
+
+CONFIG = point(
+    ring_size=4, threads=1, dtype="bfloat16", seq_len=4096, batch=1, heads=8, kv_heads=4,
+    head_dim=64, causal=False, window=None, documents=None, direction="forward", transport="ring",
+    backward="auto", backend="auto", blocks=None, partition="contiguous", device="cuda",
+    placement="spread", warmup=1, repeats=1, seed=0, baseline=None, baseline_threads=None,
+    replica=0,
+)  # fmt: skip
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    """Ranks of 1 TFLOP/s at any length whose messages take no time."""
+    link = Link(bandwidth=1e30, latency=0.0)
+    curves = tuple(
+        Curve(dtype="bfloat16", head_dim=64, direction=way, causal=False, rates={64: 1e12})
+        for way in get_args(hardware.Direction)
+    )
+    device = Hardware(
+        title="test", memory_bandwidth=1e12, peak={"bfloat16": 2e12}, ranks_per_node=8,
+        inner=link, outer=link, products=0.5, attention=curves,
+    )  # fmt: skip
+    return Fleet("test", device, 1, 8)
+
+
+def merging_ms(config: TrialConfig, fleet: Fleet) -> float:
+    """Returns what memory adds to the products."""
+    faster = fleet.hardware.model_copy(update={"memory_bandwidth": 1e30})
+    found = cost_model.predict(config, fleet).time_ms
+    return found - cost_model.predict(config, replace(fleet, hardware=faster)).time_ms
+
+
+def test_a_ring_merges_each_later_chunk_and_a_gathered_pass_nothing(fleet: Fleet) -> None:
+    elements = 1024 * 8 * 64
+    # bf16 is read, fp32 written and read, the running output read and written: 2 + 4 * 4 bytes.
+    ring_ms = 3 * elements * 18 / 0.85e12 * 1e3
+    assert merging_ms(CONFIG, fleet) == pytest.approx(ring_ms)
+    assert merging_ms(CONFIG.changed(dtype="float32"), fleet) == pytest.approx(ring_ms * 12 / 18)
+    gathered = CONFIG.changed(transport="allgather")
+    assert merging_ms(gathered, fleet) == pytest.approx(0)
+    assert cost_model.predict(gathered, fleet).time_ms < cost_model.predict(CONFIG, fleet).time_ms
+
+
+def test_only_folded_rows_see_others_in_steps(fleet: Fleet) -> None:
+    """Between ranks, and where keys are gathered also rows that are evenly spaced."""
+    full = fleet.hardware.attention[0]
+    slow = full.model_copy(update={"stepped": True, "rates": {4096: 1e11}})
+    stepped = fleet.hardware.model_copy(update={"attention": (full, slow)})
+
+    def slower(partition: str, transport: str) -> bool:
+        config = CONFIG.changed(causal=True, partition=partition, transport=transport)
+        one, other = (
+            cost_model.predict(config, replace(fleet, hardware=one)).time_ms
+            for one in (fleet.hardware, stepped)
+        )
+        return other > 1.5 * one
+
+    assert [slower(one, "ring") for one in ("contiguous", "striped", "zigzag")] == [False] * 3
+    assert slower("zigzag-token", "ring")
+    assert slower("striped", "allgather")
+    assert not slower("zigzag", "allgather")
+
+
+def test_ranks_of_ulysses_share_the_cores_of_their_own_host(fleet: Fleet) -> None:
+    config = CONFIG.changed(transport="ulysses")
+    one_core = fleet.hardware.model_copy(update={"cores": 1})
+    apart, together = (
+        cost_model.predict(config, replace(fleet, hardware=one_core, nodes=nodes, per_node=ranks))
+        for nodes, ranks in ((4, 1), (1, 4))
+    )
+    assert together.time_ms == pytest.approx(4 * apart.time_ms)

@@ -1,10 +1,11 @@
-"""Lost nodes, by the errors of connecting to them; and ranks that are given up."""
+"""Lost nodes, by the errors of connecting to them; ranks that are given up; nodes set aside."""
 
 from __future__ import annotations
 
 import errno
 import socket
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from ringray.instruments.progress import Progress
 from ringray.lab.ring import calls, monitor
 from ringray.lab.ring.calls import RankAddress, RankCalls
 from ringray.lab.ring.monitor import RankMonitor, RingFault
+from ringray.lab.ring.quarantine import Quarantine
+from ringray.lab.trial.faults import Fault
 
 NODE = {"NodeID": "a", "Alive": True, "NodeManagerAddress": "10.0.0.2", "NodeManagerPort": 7000}
 
@@ -160,3 +163,26 @@ def test_what_nobody_waits_for_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
     stop.set()
     with pytest.raises(StoppedError):
         watched(monkeypatch, [50.0, 60.0], stop=stop)
+
+
+def of(kind: str, node_id: str = "") -> Fault:
+    return Fault(kind, ranks=(0,), node_id=node_id)  # type: ignore[arg-type]
+
+
+def test_nodes_on_which_rings_fail() -> None:
+    nodes = Quarantine()
+    died = of("rank-died", node_id="a")
+    assert not nodes.failed(died)
+    assert not nodes.failed(of("rank-died", node_id="b"))
+    assert not nodes.failed(of("compile-error", node_id="a"))
+    nodes.succeeded(["a", "b"])
+    assert nodes.failed(died), "one good trial clears nothing"
+    assert nodes.failed(replace(died, kind="stalled")), "while it could not be set aside"
+    nodes.add("a")
+    assert nodes.nodes == ("a",)
+    assert not nodes.failed(died), "it is said once"
+    for _ in range(Quarantine.CLEARS):
+        nodes.succeeded(["b"])
+    assert not nodes.failed(of("stalled", node_id="b"))
+    assert nodes.failed(of("node-lost", node_id="c")), "at once"
+    assert not nodes.failed(of("rank-died")), "nobody knows where"
