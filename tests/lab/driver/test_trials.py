@@ -70,7 +70,8 @@ def heard() -> Heard:
 
 
 @pytest.fixture
-def sweep(tmp_path: Path, heard: Heard) -> Iterator[Sweep]:
+def sweep(tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweep]:
+    monkeypatch.setattr("ringray.lab.driver.trials.BACKOFF_S", 0.0)
     with Store(tmp_path / "store.db") as store:
         yield begun(SPEC, store, heard)
 
@@ -158,12 +159,6 @@ def died(sound: bool = False) -> RingFault:
     return RingFault(Fault("rank-died", "gone", (0,), node_id=NODE), sound)
 
 
-@pytest.fixture
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringray.lab.driver.trials.BACKOFF_S", 0.0)
-
-
-@pytest.mark.usefixtures("no_pause")
 def test_a_broken_ring_is_replaced_until_the_limit(sweep: Sweep, heard: Heard) -> None:
     rings = Failing(died(), died(), died(), died())
     outcome, runner = measured(sweep, rings)
@@ -175,7 +170,6 @@ def test_a_broken_ring_is_replaced_until_the_limit(sweep: Sweep, heard: Heard) -
     assert heard.names.count("TrialStarted") == 3
 
 
-@pytest.mark.usefixtures("no_pause")
 def test_a_fault_that_is_a_result_ends_the_trial(sweep: Sweep) -> None:
     rings = Failing(died(), RingFault(Fault("out-of-memory", ranks=(1,)), sound=True))
     outcome, runner = measured(sweep, rings)

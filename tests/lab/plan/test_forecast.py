@@ -15,7 +15,7 @@ from ringray.lab.driver.resume import Resume
 from ringray.lab.plan import forecast, plan
 from ringray.lab.plan.forecast import BEATEN, beaten
 from ringray.lab.plan.problems import defaults, studies
-from ringray.lab.plan.trial import Trial, trial_dict
+from ringray.lab.plan.trial import trial_dict
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet, cpu
 from ringray.lab.report import words
@@ -51,7 +51,7 @@ def test_points_beyond_the_limit_of_a_rank_are_pruned_with_the_reason() -> None:
     assert reasons(made) == [
         "", "", "limits.rank_memory: predicted 8.84 GiB per rank, more than 1.00 GiB"
     ]  # fmt: skip
-    assert cost_of(most) == most.predicted._asdict()  # it can still be read
+    assert trial_dict(most)["predicted"] == most.predicted._asdict()  # it can still be read
     assert (
         made.spec.limits.trial_timeout
         == build(LENGTHS.replace(", 1M", "")).spec.limits.trial_timeout
@@ -64,23 +64,15 @@ def test_points_beyond_the_limit_of_a_rank_are_pruned_with_the_reason() -> None:
     assert forced.digest == made.digest
 
 
-def cost_of(trial: Trial) -> dict[str, Any]:
-    return trial_dict(trial)["predicted"]
-
-
 @pytest.mark.parametrize(
-    ("given", "sure"),
+    ("problem", "sure"),
     [
         ("seq_len: 64k", 1.1),
         ("seq_len: 64k, documents: 7", 1.3),
     ],
 )
-def test_a_prediction_that_errs_prunes_only_what_is_sure(given: str, sure: float) -> None:
-    text = f"{HEAD}problem: {{{given}, heads: 8, head_dim: 64}}\nlimits: {{rank_memory: %d}}\n"
-    check_margin(text, sure)
-
-
-def check_margin(text: str, sure: float) -> None:
+def test_a_prediction_that_errs_prunes_only_what_is_sure(problem: str, sure: float) -> None:
+    text = f"{HEAD}problem: {{{problem}, heads: 8, head_dim: 64}}\nlimits: {{rank_memory: %d}}\n"
     (trial,) = build(text % (1 << 40)).trials
     assert trial.predicted is not None
     peak = trial.predicted.peak_memory_bytes
@@ -199,20 +191,13 @@ def test_the_default_is_measured_whatever_was_predicted() -> None:
     assert forecast.without_beaten(made.spec, slow, 3) == slow
 
 
-def begun(store: Store, made: plan.Plan) -> dict[str, Any]:
-    """A sweep of the plan that has begun; returns its environment."""
-    info = SweepInfo(
-        made.digest, "f", made.spec.kind, made.spec.canonical(), "", provenance.describe()
-    )
-    store.begin(info, Resume.of(made, store, info.environment).infos())
-    return info.environment
-
-
 def test_a_search_that_is_over_stays_so_after_a_calibration(tmp_path: Path) -> None:
     made = build(SEARCH.format(search="{method: halving}"))
     pruned = predicted(made)
     with Store(tmp_path / "s.db") as store:
-        environment = begun(store, pruned)
+        environment = provenance.describe()
+        info = SweepInfo(made.digest, "f", "strategy-tune", made.spec.canonical(), "", environment)
+        store.begin(info, Resume.of(pruned, store, environment).infos())
         for trial in pruned.runnable:
             ended = Outcome("ok", None, {"median_ms": 1.0}, {"ms": [1.0] * 15})
             outcome = replace(ended, point=trial.point(environment))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,75 +32,66 @@ measure:
 """
 
 
-@dataclass(frozen=True)
-class Broken:
-    """``new`` in the place of ``old`` in GOOD; then ``line``, ``field`` and the message."""
-
-    old: str
-    new: str
-    line: int
-    field: str | None
-    says: str
-
-
-CASES = {
+# What stands in GOOD and what in its place; then line, field and the message.
+CASES: dict[str, tuple[str, str, int, str | None, str]] = {
     # types and ranges
-    "text for a number": Broken(
+    "text for a number": (
         "heads: 4", "heads: eight", 8, "problem.heads",
         "got 'eight', expected an integer from 1 to 1024 or a list of them",
     ),
-    "quoted number": Broken("heads: 4", 'heads: "4"', 8, "problem.heads", "; write it plainly"),
-    "block of no kernel": Broken(
+    "quoted number": ("heads: 4", 'heads: "4"', 8, "problem.heads", "; write it plainly"),
+    "block of no kernel": (
         "partition: zigzag", "blocks: [null, dk=64x64/4/2]", 10, "strategy.blocks",
         "blocks: got 'dk=64x64/4/2', expected forward=..., dq=..., dkv=... once each",
     ),
     # names
-    "unknown kind": Broken(
+    "unknown kind": (
         "kind: latency", "kind: latencey", 3, "kind",
         f"got 'latencey', expected one of {', '.join(KINDS)}; did you mean 'latency'?",
     ),
-    "boolean for a name": Broken(
+    "boolean for a name": (
         "name: good", "name: on", 2, "name", "got on (YAML reads it as true), expected a name"
     ),
     # fields
-    "unknown field": Broken(
+    "unknown field": (
         "seq_len: 64", "seq_len: 64\n  seq_length: 64", 8, "problem.seq_length",
         "unknown field; did you mean 'seq_len'? valid: seq_len, batch,",
     ),
-    "field of another section": Broken(
+    "field of another section": (
         "size: 2", "repeats: 2", 5, "ring.repeats", "did you mean 'measure.repeats'?"
     ),
-    "missing field": Broken("seq_len: 64\n  ", "", 6, "problem.seq_len", "missing, expected"),
-    "given twice": Broken(
+    "missing field": ("seq_len: 64\n  ", "", 6, "problem.seq_len", "missing, expected"),
+    "given twice": (
         "heads: 4", "heads: 4\n  heads: 8", 9, "problem.heads", "given twice, first on line 8"
     ),
     # sweeps
-    "empty sweep": Broken("heads: 4", "heads: []", 8, "problem.heads", "got an empty list,"),
-    "one of a sweep": Broken(
+    "empty sweep": ("heads: 4", "heads: []", 8, "problem.heads", "got an empty list,"),
+    "one of a sweep": (
         "heads: 4", "heads:\n    - 4\n    - four", 10, "problem.heads",
         "got 'four', expected an integer from 1 to 1024",
     ),
-    "twice in a sweep": Broken(
+    "twice in a sweep": (
         "heads: 4", "heads: [4, 8, 4]", 8, "problem.heads", "got 4, expected each value once"
     ),
     # YAML itself
-    "tab": Broken("  size: 2", "\tsize: 2", 5, None, "indent with spaces, not tabs"),
-    "anchor": Broken("size: 2", "size: &s 2", 5, None, "'&s': anchors and aliases are not allowed"),
-    "control character": Broken("name: good", "name: go\x07d", 2, None, "0x07 is not allowed"),
+    "tab": ("  size: 2", "\tsize: 2", 5, None, "indent with spaces, not tabs"),
+    "anchor": ("size: 2", "size: &s 2", 5, None, "'&s': anchors and aliases are not allowed"),
+    "control character": ("name: good", "name: go\x07d", 2, None, "0x07 is not allowed"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_broken(case: Broken) -> None:
-    assert GOOD.count(case.old) == 1
+@pytest.mark.parametrize("case", CASES)
+def test_broken(case: str) -> None:
+    old, new, line, field, says = CASES[case]
+    assert GOOD.count(old) == 1
     with pytest.raises(SpecError) as caught:
-        parse(GOOD.replace(case.old, case.new), "some/x.yaml")
+        parse(GOOD.replace(old, new), "some/x.yaml")
     error = caught.value
-    assert (error.line, error.field) == (case.line, case.field), str(error)
-    assert case.says in error.message
+    assert (error.line, error.field) == (line, field), str(error)
+    assert says in error.message
     place = f"{error.field}: " if error.field else ""
     first = str(error).splitlines()[0]
-    assert first == f"some/x.yaml:{case.line}: {place}{error.message}"
+    assert first == f"some/x.yaml:{line}: {place}{error.message}"
     assert error.exit_code == 2
     assert not re.search(r"pydantic|type=|Input should|Traceback|<class", str(error))
     assert max(len(part) for part in str(error).splitlines()) < 500

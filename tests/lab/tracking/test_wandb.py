@@ -87,15 +87,9 @@ def _runs(home: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.skipif(find_spec("wandb") is None, reason="pip install 'ringray[wandb]'")
 def test_a_sweep_is_a_group_with_a_run_per_trial(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RINGRAY_HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    with Store(tmp_path / "store.db") as store:
-        _check_both_times(store, tmp_path)
-
-
-def _check_both_times(store: Store, home: Path) -> None:
     planned = trials(4, pruned=(3,))
     begin(store, planned)
     tracker = Tracker(store.path, DIGEST, "wandb://team", "quick").start()
@@ -104,8 +98,8 @@ def _check_both_times(store: Store, home: Path) -> None:
         store.record(DIGEST, planned[index].key, outcome(index, status))
     store.finish(DIGEST, "complete")
     assert tracker.finish(PATIENCE) == SyncState(4, 0, None)
-    assert tracker.ui_command == f"wandb sync {home}/wandb/offline-run-*"
-    runs = _runs(home)
+    assert tracker.ui_command == f"wandb sync {tmp_path}/wandb/offline-run-*"
+    runs = _runs(tmp_path)
     assert len(runs) == 4
     parent = runs.pop(tracker.place.run_id)
     assert {run["run"].run_group for run in (parent, *runs.values())} == {f"quick-{DIGEST[:12]}"}
@@ -127,8 +121,8 @@ def _check_both_times(store: Store, home: Path) -> None:
     # Measured again: another run, and the earlier one says so. Nothing else is written again.
     store.record(DIGEST, planned[0].key, outcome(0, shift=100.0))
     assert sync(store.path, DIGEST, "wandb://team", "quick") == SyncState(4, 0, None)
-    after = _runs(home)
+    after = _runs(tmp_path)
     assert len(after) == 5
     same = [run for run in after.values() if run["run"].display_name == names[rows[0].key]]
     assert sorted(sorted(run["run"].tags) for run in same) == [["current", "ok"], ["earlier", "ok"]]
-    assert len(list(home.glob("wandb/offline-run-*"))) == 4 + 3
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 4 + 3

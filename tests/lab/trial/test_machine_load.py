@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -42,47 +42,19 @@ def test_cpu_time_is_told_from_waiting(clock: list[float]) -> None:
     assert 10 << 20 < worked["rss_bytes"] < 16 << 30
 
 
-class FakeNvml:
-    """Stands for pynvml: one H100-like device of which the temperature cannot be read."""
-
-    NVML_CLOCK_SM, NVML_TEMPERATURE_GPU = 1, 0
-
-    class NVMLError(Exception):
-        pass
-
-    def __init__(self) -> None:
-        self.energy = 5_000_000
-        self.opened = 0
-
-    def nvmlInit(self) -> None:
-        self.opened += 1
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid != "GPU-1":
-            raise self.NVMLError("not found")
-        return uuid
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:
-        self.energy += 150_000
-        return self.energy
-
-    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
-        return SimpleNamespace(gpu=98, memory=40)
-
-    def nvmlDeviceGetClockInfo(self, handle: str, which: int) -> int:
-        assert which == self.NVML_CLOCK_SM
-        return 1755
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        return SimpleNamespace(used=7 << 30)
-
-    def nvmlDeviceGetTemperature(self, handle: str, which: int) -> int:
-        raise self.NVMLError("not supported")
-
-
 def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
+    energy, opened = itertools.count(5_000_000, 150_000), []
+    nvml = SimpleNamespace(  # one H100-like device of which the temperature cannot be read
+        NVMLError=LookupError, NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: opened.append(1),
+        nvmlDeviceGetHandleByUUID={"GPU-1": "handle"}.__getitem__,
+        nvmlDeviceGetTotalEnergyConsumption=lambda _: next(energy),
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=98, memory=40),
+        nvmlDeviceGetClockInfo=lambda _, which: {1: 1755}[which],
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=7 << 30),
+        nvmlDeviceGetTemperature=lambda _, which: {}[which],
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(machine_load, "_gpu", cache(machine_load._gpu.__wrapped__))
     watch = Watch("GPU-1")
     clock[0] += 0.25
@@ -94,5 +66,5 @@ def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch, clock: list
     assert found["gpu_power_watts"] == 150 / 0.25
     assert "gpu_celsius" not in found
     Watch("GPU-1").stop()
-    assert nvml.opened == 1
+    assert len(opened) == 1
     assert "gpu_percent" not in Watch("GPU-2").stop()
