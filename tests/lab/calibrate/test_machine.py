@@ -9,17 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from ringray.base import provenance
 from ringray.base.errors import UserError
+from ringray.comm.ring import connect
 from ringray.lab import cli
 from ringray.lab.calibrate import machine, rank
+from ringray.lab.calibrate.hops import HopTimer
 from ringray.lab.calibrate.machine import Size
 from ringray.lab.predict import cost_model, hardware
 from ringray.lab.predict.hardware import Fleet, Link
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from torch import Tensor
 
     from ringray.lab.predict.hardware import Hardware
     from ringray.lab.trial.config import TrialConfig
@@ -157,3 +162,45 @@ def test_the_command_keeps_and_prints_what_was_measured(
     assert cli.main(["calibrate", "--device", "cpu", "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["local"]["cores"] == 2
     assert len(list((home / "hardware").iterdir())) == 1
+
+
+# How large the messages are that time a link, by a link whose clock is known
+
+SIZES = machine.SIZES["cpu"].hops
+SECONDS = 0.8
+
+
+class KnownLink(HopTimer):
+    """A link of so many bytes/s, whose sample number ``hiccup`` is late by half a second."""
+
+    def __init__(self, bandwidth: float, latency: float, hiccup: int = -1) -> None:
+        super().__init__(connect(None), torch.device("cpu"))
+        self.bandwidth, self.latency, self.hiccup, self.spent = bandwidth, latency, hiccup, 0.0
+
+    def sample(self, chunk: Tensor, count: int | None = None) -> tuple[float, float]:
+        took = self.latency + chunk.nbytes / self.bandwidth + (0.5 if self.hiccup == 0 else 0.0)
+        self.hiccup -= 1
+        self.spent += took * (1 + (count or 1))
+        return took, 0.0
+
+
+@pytest.mark.parametrize("bandwidth", [1e5, 1e6, 24e6, 1.2e9, 5e10])
+@pytest.mark.parametrize("latency", [1e-5, 1e-3])
+def test_a_link_is_known_in_its_time(bandwidth: float, latency: float) -> None:
+    link = KnownLink(bandwidth, latency)
+    (small, least), (large, most) = link.ends(SIZES, SECONDS)
+    intercept, byte = machine.line((small, large), [[least, most]])
+    assert intercept == pytest.approx(latency + small / bandwidth, rel=1e-3)
+    assert 1 / byte == pytest.approx(bandwidth * large / (large - small), rel=1e-6)
+    assert link.spent < 2 * SECONDS, "rounds of 16 nodes end in half a minute"
+    if bandwidth < 1e9:
+        assert large / bandwidth > SECONDS / 16, "its time is that of its bytes"
+    else:
+        assert large == SIZES[-1]
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_small_hop_that_is_late_changes_nothing(late: int) -> None:
+    usual, delayed = (KnownLink(24e6, 1e-4, hiccup).ends(SIZES, SECONDS) for hiccup in (-1, late))
+    for (size, seconds), (other, others) in zip(usual, delayed, strict=True):
+        assert (size, seconds) == (other, pytest.approx(others, rel=1e-3))

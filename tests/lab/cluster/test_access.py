@@ -1,14 +1,18 @@
-"""Messages when a Ray cluster refuses a connection; tests/chaos/test_jobs.py has real clusters."""
+"""A Ray that refuses a connection, and an own one that does not start: tries, words and logs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ringray.base.errors import PlaceError
-from ringray.lab.cluster import access
+from ringray.base import locks
+from ringray.base.errors import ClusterError, PlaceError
+from ringray.lab.cluster import access, connect, embedded
+from ringray.lab.cluster.embedded import TRIES, Servers
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -71,3 +75,49 @@ def test_a_token_that_ray_would_end_the_process_for_is_refused(
         access.check_token()
     path.write_text("0123abc\n")
     access.check_token()
+
+
+def test_the_logs_of_the_last_failures_are_kept(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    servers = Servers(locks.Folder(tmp_path, tmp_path / "note.json"))
+    assert servers.reason("no answer in 3 s") == "no answer in 3 s"
+    folder = servers.root / "session_latest" / "logs"
+    folder.mkdir(parents=True)
+    (folder / "raylet.err").write_text("late")
+    for day in range(8):
+        (home / "logs" / f"ray-2025010{day}-000000-1").mkdir(parents=True)
+    reason, _, logs = servers.reason("no answer in 3 s").partition("; Ray's logs are in ")
+    assert reason == "no answer in 3 s"
+    assert Path(logs, "raylet.err").read_text() == "late"
+    assert len(list((home / "logs").iterdir())) == embedded.LOGS
+
+
+@pytest.mark.parametrize("failures", [1, TRIES])
+def test_a_start_that_fails_is_tried_again(
+    failures: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While there is time; each try has what is left of it."""
+    seconds: list[float] = []
+
+    @contextlib.contextmanager
+    def once(left: float) -> Iterator[str]:
+        seconds.append(left)
+        if len(seconds) <= failures:
+            raise ClusterError("a local Ray cannot start: so it is")
+        yield "servers"
+
+    monkeypatch.setattr(embedded, "_once", once)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(connect._variables())
+        if failures == TRIES:
+            with pytest.raises(ClusterError, match="so it is"):
+                stack.enter_context(embedded.started())
+        else:
+            assert str(stack.enter_context(embedded.started())) == "servers"
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] <= embedded.START_S
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == len(seconds) - 1 == min(failures, TRIES - 1)
+    assert all(line.endswith("so it is; starting it again") for line in told)
