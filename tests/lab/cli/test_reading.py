@@ -154,6 +154,7 @@ def test_reading_beside_a_driver(home: Path) -> None:
             assert {code for _, code, _ in outputs(home.parent, ("list", "status"))} == {0}
             assert len(results("small")) == 5
             assert [(one, one.stat()) for one in sorted(home.rglob("*"))] == before
+            Store(path, create=False).close()
             subprocess.run([sys.executable, "-c", _PASSES, path], check=True)
             assert path.with_name("store.db-wal").stat().st_size
         with pytest.raises(PlaceError, match="is not writable"):

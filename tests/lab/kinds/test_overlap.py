@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -22,10 +22,7 @@ from tests.support import place as drive
 from tests.support import ranks, tracking_store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.place import Done, Place
+    from tests.support.place import Place
 
 WALKED = (
     ("ring", "planned"),
@@ -39,22 +36,17 @@ REPEATS = 2
 RING = 4
 
 
-def trial(name: str, backward: str) -> Trial:
-    """A small point of overlap on a ring of 4, with shards that are cut unevenly by the mask."""
+def measured(name: str, backward: str) -> tuple[Trial, measurement.RankReport]:
+    """Returns a small point of overlap on a ring of 4, with shards that are cut unevenly by the
+    mask, and this rank's report of it."""
     text = (
         f"version: 1\nname: o\nkind: overlap\nring: {{size: {RING}, device: cpu}}\n"
         "problem: {seq_len: 90, heads: 4, head_dim: 16, dtype: float32, window: 70}\n"
         f"strategy: {{transport: '{name}', backward: {backward}}}\n"
         f"measure: {{warmup: 1, repeats: {REPEATS}, baseline: null}}\n"
     )
-    (found,) = plan.build(spec.parse(text)).trials
-    assert found.pruned is None, found.pruned
-    return found
-
-
-def measured(name: str, backward: str) -> tuple[Trial, measurement.RankReport]:
-    """Returns a trial and this rank's report of it."""
-    point = trial(name, backward)
+    (point,) = plan.build(spec.parse(text)).trials
+    assert point.pruned is None, point.pruned
     context = RankContext(dist.get_rank(), torch.device("cpu"), dist.group.WORLD)
     return point, overlap.run(point.config, context)
 
@@ -99,13 +91,7 @@ def a_report_is_complete(rank: int, size: int) -> None:
 
 
 def test_on_a_ring_of_four() -> None:
-    ranks.on_ring(
-        RING,
-        [
-            spans_and_tapes_carry_what_was_sent,
-            a_report_is_complete,
-        ],
-    )
+    ranks.on_ring(RING, [spans_and_tapes_carry_what_was_sent, a_report_is_complete])
 
 
 # From spans to numbers
@@ -152,11 +138,6 @@ def test_hidden(waits: tuple[float, float], share: float) -> None:
 # From the command line to the store, the disk and MLflow
 
 
-class Swept(NamedTuple):
-    first: Done
-    written: dict[Path, tuple[int, str]]
-
-
 SPEC = (
     drive.tiny("over", repeats=3)
     .replace("kind: latency", "kind: overlap")
@@ -165,27 +146,10 @@ SPEC = (
 )
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    yield from drive.place(tmp_path_factory.mktemp("home"))
-
-
-def traces(place: Place) -> dict[Path, tuple[int, str]]:
-    """When each trace was written, and what it says."""
-    found = sorted((place.home / "artifacts" / "traces").rglob("*"))
-    return {path: (path.stat().st_mtime_ns, path.read_text()) for path in found if path.is_file()}
-
-
-@pytest.fixture(scope="module")
-def swept(place: Place) -> Swept:
-    file = place.spec(SPEC)
-    first = place.run("run", file)
-    return Swept(first, traces(place))
-
-
-@pytest.mark.exhaustive
-def test_a_sweep_records_it(swept: Swept, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert swept.first.code == 0, swept.first.err
+@pytest.mark.slow
+def test_a_sweep_records_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = place.run("run", place.spec(SPEC))
+    assert first.code == 0, first.err
     rows = place.trials("over")
     assert [row.status for row in rows] == ["ok"] * 2
     (sweep,) = place.sweeps()
@@ -204,26 +168,23 @@ def test_a_sweep_records_it(swept: Swept, place: Place, monkeypatch: pytest.Monk
         for part in range(3):
             highest = sum(values[part] for values in by_hop.values())
             assert max(one[part] for one in by_rank) <= highest <= sum(one[part] for one in by_rank)
-        events = json.loads(swept.written[path_of(sweep.digest, row.key)][1])
+        events = json.loads(path_of(sweep.digest, row.key).read_text())
         assert {event["pid"] for event in events} == {0, 1}
         sent = [event["args"].get("sent_bytes", 0) for event in events]
         assert sum(sent) == metrics["sent_bytes"]
-    assert len(swept.written) == 2
-
-
-@pytest.mark.slow
-def test_the_summary_names_the_traces_that_mlflow_holds(swept: Swept, place: Place) -> None:
-    assert "of its transfers hidden" in swept.first.out
-    for path in swept.written:
-        assert path.name in swept.first.out
+    # The summary names the traces, which MLflow holds too.
+    assert "of its transfers hidden" in first.out
+    paths = {path_of(sweep.digest, row.key): row.key for row in rows}
+    folder = place.home / "artifacts"
+    assert {path for path in (folder / "traces").rglob("*") if path.is_file()} == {*paths}
     uri = f"sqlite:///{place.home / 'mlflow.db'}"
     _, children = place.mlflow("over")
-    said = {path.stem: text for path, (_, text) in swept.written.items()}
-    assert set(children) == set(said)
-    for key, run in children.items():
+    assert set(children) == set(paths.values())
+    for path, key in paths.items():
+        assert path.name in first.out
+        run = children[key]
         assert "hidden" in run.data.metrics
-        assert [f.path for f in tracking_store.client(uri).list_artifacts(run.info.run_id)] == [
-            "trace.json"
-        ]
-        local = place.home / "artifacts" / run.info.run_id / "artifacts" / "trace.json"
-        assert local.read_text() == said[key]
+        files = tracking_store.client(uri).list_artifacts(run.info.run_id)
+        assert [file.path for file in files] == ["trace.json"]
+        local = folder / run.info.run_id / "artifacts" / "trace.json"
+        assert local.read_text() == path.read_text()

@@ -22,8 +22,6 @@ from ringray.base.errors import PlaceError
 from ringray.lab.store.store import Store
 from tests.support.store_rows import DIGEST, OTHER, ok, sweep, trial
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
@@ -31,58 +29,25 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-Start = Callable[..., "Child"]
-
-
-class Child:
-    """A Python program with arguments."""
-
-    def __init__(self, code: str, *arguments: object) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        )
-        assert self.process.stdin
-        assert self.process.stdout
-        self.input, self.output = self.process.stdin, self.process.stdout
+Start = Callable[..., Any]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts programs, which end with the test."""
+    """Starts Python programs with arguments, which end with the test."""
     with ExitStack() as stack:
 
-        def started(*arguments: Any) -> Child:
-            child = Child(*arguments)
-            stack.enter_context(child.process)
-            stack.callback(child.process.kill)
-            return child
+        def started(code: str, *arguments: object) -> subprocess.Popen[bytes]:
+            process = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                )
+            )  # fmt: skip
+            stack.callback(process.kill)
+            return process
 
         yield started
-
-
-def test_opening_a_store_twice_keeps_its_locks(store: Store, start: Start) -> None:
-    """Closing any descriptor of a file ends all locks that the process has on it; another process
-    that then comes and goes would think itself alone and remove the log under the first."""
-    store.begin(sweep(), [trial(0)])
-    log = store.path.with_name("store.db-wal")
-    assert log.stat().st_size > 0
-    with Store(store.path, create=False) as again:
-        assert again.knows(DIGEST)
-    passing = start(
-        """
-        import sqlite3, sys
-        db = sqlite3.connect(sys.argv[1])
-        print(db.execute("SELECT count(*) FROM trials").fetchone()[0])
-        db.close()
-        """,
-        store.path,
-    )
-    assert passing.output.read() == b"1\n"
-    passing.process.wait()
-    assert log.exists()
 
 
 def test_a_store_that_cannot_be_opened_for_lack_of_space_says_so(
@@ -104,7 +69,7 @@ def test_a_store_that_cannot_be_opened_for_lack_of_space_says_so(
         except PlaceError as error:
             print(error)
         """
-    answer = start(full, path).output.read()
+    answer = start(full, path).stdout.read()
     assert b"the disk reports an error or has no space left; free some space" in answer
     with Store(path, create=False) as store:
         assert len(store.trials(DIGEST)) == 1
@@ -127,14 +92,14 @@ def test_a_killed_writer_leaves_whole_records(tmp_path: Path, start: Start) -> N
         """,
         path,
     )
-    assert writer.output.readline() == b"begun\n"
+    assert writer.stdout.readline() == b"begun\n"
     cursor, seen = 0, []
     with Store(path, create=False) as reader:
         while len(seen) < 50:  # reads while the other writes
             rows, cursor = reader.changed_since(DIGEST, cursor)
             seen += [recording.trial for recording in rows]
-        writer.process.kill()
-        writer.process.wait()
+        writer.kill()
+        writer.wait()
         rows, _ = reader.changed_since(DIGEST, cursor)
         seen += [recording.trial for recording in rows]
         assert [row.metrics["i"] for row in seen] == list(range(len(seen)))
@@ -153,10 +118,10 @@ def test_many_processes_make_the_same_store(tmp_path: Path, start: Start) -> Non
             store.begin(SweepInfo(sys.argv[2] * 64, "n" + sys.argv[2], "latency", {}, "", {}), [])
         """
     makers = [start(code, tmp_path / "store.db", index) for index in range(4)]
-    assert [maker.output.readline() for maker in makers] == [b"ready\n"] * 4
+    assert [maker.stdout.readline() for maker in makers] == [b"ready\n"] * 4
     for maker in makers:
-        maker.input.close()  # all at the same moment
-    assert [maker.process.wait() for maker in makers] == [0] * 4
+        maker.stdin.close()  # all at the same moment
+    assert [maker.wait() for maker in makers] == [0] * 4
     with Store(tmp_path / "store.db", create=False) as store:
         assert sorted(row.name for row in store.sweeps()) == [f"n{i}" for i in range(4)]
 
@@ -174,8 +139,8 @@ _HOLDER = """
 def test_a_live_driver_is_named_and_a_dead_one_is_replaced(store: Store, start: Start) -> None:
     store.begin(sweep(), [trial(0)])
     holder = start(_HOLDER, store.path, DIGEST)
-    assert holder.output.readline() == b"held\n"
-    pid = holder.process.pid
+    assert holder.stdout.readline() == b"held\n"
+    pid = holder.pid
     expected = f"sweep quick is being run by process {pid}; .*ringray resume quick"
     with pytest.raises(PlaceError, match=expected), store.lease(DIGEST):
         pass
@@ -234,7 +199,7 @@ def test_many_takers_and_lookers_never_share_a_lease(
                     assert "is being run by process" in str(error), error
         """
     takers = [start(code, store.path, DIGEST, tmp_path / "mark") for _ in range(3)]
-    assert [taker.process.wait() for taker in takers] == [0, 0, 0]
+    assert [taker.wait() for taker in takers] == [0, 0, 0]
 
 
 def test_a_file_system_without_locks_is_refused(

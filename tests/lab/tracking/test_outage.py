@@ -19,13 +19,13 @@ from tests.support.tracking_store import DIGEST, begin, outcome, trials
 
 
 class FakeMLflow:
-    """A sink that refuses some keys, or everything, or every file."""
+    """A sink that refuses a key, or everything, or every file."""
 
     place = Tracked("sqlite://", "1", "r")
     waits = False  # whether it says itself when the sweep ends
 
-    def __init__(self, refused: set[str], files: bool = True) -> None:
-        self.refused, self.files, self.up = refused, files, True
+    def __init__(self, refused: str = "", files: bool = True, up: bool = True) -> None:
+        self.refused, self.files, self.up = refused, files, up
         self.written: list[str] = []
         self.closed = 0
         self.end_sweep: Callable[[], None] = lambda: None
@@ -36,7 +36,7 @@ class FakeMLflow:
 
     def write(self, recording: Kept) -> bool:
         self.refresh()
-        if recording.trial.key in self.refused:
+        if recording.trial.key == self.refused:
             raise ValueError("refused")
         self.written.append(recording.trial.key)
         return True
@@ -88,16 +88,24 @@ def _followed(
     return state
 
 
-def test_a_refused_trial_blocks_no_other(tmp_path: Path) -> None:
-    fake = FakeMLflow({f"{1:016x}"})
-    state = _followed(tmp_path, fake, patience=3.0)
-    assert state == SyncState(3, 1, "ValueError: refused")
-    assert fake.closed == 1
+@pytest.mark.parametrize(
+    ("fake", "patience", "state"),
+    [
+        (FakeMLflow(f"{1:016x}"), 3.0, SyncState(3, 1, "ValueError: refused")),
+        (FakeMLflow(files=False), 0.6, SyncState(4, 0, "OSError: no bucket")),
+        (FakeMLflow(up=False), 0.3, SyncState(0, 4, "ConnectionError: down at http://***@host")),
+    ],
+)
+def test_what_is_refused_holds_up_nothing_else_and_an_outage_is_given_up(
+    tmp_path: Path, fake: FakeMLflow, patience: float, state: SyncState
+) -> None:
+    assert _followed(tmp_path, fake, patience) == state
+    assert fake.closed == fake.up
 
 
 def test_a_damaged_store_is_not_held_until_the_last_second(tmp_path: Path) -> None:
     """Its user can save it once no process uses it."""
-    state = _followed(tmp_path, FakeMLflow(set()), patience=0.3, damaged=True)
+    state = _followed(tmp_path, FakeMLflow(), patience=0.3, damaged=True)
     assert state.written == 0
     assert "damaged" in (state.error or "")
 
@@ -106,7 +114,7 @@ class Liar(FakeMLflow):
     """Says that it has written the first ``lies`` trials, and has not."""
 
     def __init__(self, lies: int) -> None:
-        super().__init__(set())
+        super().__init__()
         self.lies = lies
 
     def write(self, recording: Kept) -> bool:
@@ -125,13 +133,6 @@ def test_what_was_not_done_is_done_again_or_counted(
     assert len(fake.written) == 4 - missing
 
 
-def test_files_that_cannot_be_kept_do_not_hold_up_the_runs(tmp_path: Path) -> None:
-    fake = FakeMLflow(set(), files=False)
-    state = _followed(tmp_path, fake, patience=0.6)
-    assert state == SyncState(4, 0, "OSError: no bucket")
-    assert fake.closed == 1
-
-
 class Mended(FakeMLflow):
     """Refuses files while the sweep runs."""
 
@@ -145,12 +146,4 @@ class Mended(FakeMLflow):
 
 
 def test_what_failed_for_a_while_is_no_error_at_the_end(tmp_path: Path) -> None:
-    assert _followed(tmp_path, Mended(set()), patience=5.0) == SyncState(4, 0, None)
-
-
-def test_an_outage_at_the_end_is_given_up(tmp_path: Path) -> None:
-    fake = FakeMLflow(set())
-    fake.up = False
-    state = _followed(tmp_path, fake, patience=0.3)
-    assert state == SyncState(0, 4, "ConnectionError: down at http://***@host")
-    assert fake.closed == 0
+    assert _followed(tmp_path, Mended(), patience=5.0) == SyncState(4, 0, None)
