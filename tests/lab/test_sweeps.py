@@ -96,7 +96,6 @@ def test_results_have_a_row_for_each_measurement(home: Path) -> None:
     assert ok["time"] == datetime(2026, 11, 25, tzinfo=UTC)
     assert ok["metric.hidden"] == 0.25
     assert (ok["attempts"], ok["samples.ms"], ok["samples.ratio"]) == (2, [1.0, 2.0], [0.5, 0.6])
-    assert second.predicted is not None
     assert ok["predicted_ms"] == second.predicted.time_ms
     assert ok["prediction_ratio"] == pytest.approx(1.5 / second.predicted.time_ms)
     assert ok["cores"] > 0

@@ -68,7 +68,6 @@ def test_a_pod_asks_kubernetes_for_its_raycluster(monkeypatch: pytest.MonkeyPatc
     assert autoscaler.look("64009") == {}
     spec["enableInTreeAutoscaling"] = True
     config = autoscaler.look("64009")
-    assert config is not None
     types = list(config["available_node_types"].values())
     assert [kind["resources"].get("GPU", 0) for kind in types] == [0, 1, 8, 8, 8]
 
@@ -107,7 +106,6 @@ def test_nodes_on_their_way_are_counted_by_type(monkeypatch: pytest.MonkeyPatch)
             ],
         )
     )
-    assert answer is not None
     assert answer.booting
     assert str(answer) == (
         "3 × gpu starting; 1 × cpu starting; big could not be started: no capacity; "

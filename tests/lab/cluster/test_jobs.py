@@ -272,7 +272,6 @@ def test_a_refused_token(status: int) -> None:
     from ray.exceptions import AuthenticationError
 
     answer = format_authentication_http_error(status, "Unauthorized")
-    assert answer is not None
     match = f"{URL} refuses the token, or gets none: .* set RAY_AUTH_MODE=token"
     with pytest.raises(PlaceError, match=match), job_server.answering(URL):
         raise AuthenticationError(answer)

@@ -110,7 +110,6 @@ def test_a_measurement_keeps_the_prediction_that_it_was_made_with(sweep: Sweep) 
     environment, (first, second) = sweep.info.environment, sweep.plan.trials[:2]
     outcome = Outcome("ok", metrics={"median_ms": 9.0}, point=first.point(environment))
     sweep.store.record(sweep.plan.digest, first.key, outcome)
-    assert first.predicted is not None
     better = first.predicted._replace(time_ms=9.0)
     trials = tuple(replace(trial, predicted=better) for trial in sweep.plan.trials)
     calibrated = replace(sweep.plan, trials=trials)
@@ -151,7 +150,6 @@ def measured(sweep: Sweep, rings: Failing) -> tuple[Outcome, TrialRunner]:
     """The outcome of the first trial on ``rings``."""
     runner, schedule = runner_of(sweep), Schedule(sweep.plan, {}, {})
     work = schedule.next()
-    assert work is not None
     return runner._measure(work, schedule, rings), runner  # type: ignore[arg-type]
 
 
@@ -164,7 +162,6 @@ def test_a_broken_ring_is_replaced_until_the_limit(sweep: Sweep, heard: Heard) -
     outcome, runner = measured(sweep, rings)
     assert (outcome.status, outcome.attempts) == ("failed", 3)
     assert (rings.taken, rings.closed) == (3, 3)
-    assert outcome.environment is not None
     assert [fault["kind"] for fault in outcome.environment["faults"]] == ["rank-died"] * 3
     assert runner._quarantine.nodes == (NODE,)
     assert heard.names.count("TrialStarted") == 3
@@ -183,7 +180,6 @@ def test_a_late_failure_does_not_take_what_was_measured(tmp_path: Path) -> None:
         sweep = begun(TUNE, store, Heard())
         schedule = Schedule(sweep.plan, {}, {})
         first = schedule.next()
-        assert first is not None
         before = Outcome("ok", None, {"median_ms": 3.0, "repeats": 1.0}, {"ms": [3.0]})
         work, rings = first._replace(repeats=2, before=before), Failing(died())
         outcome = runner_of(sweep)._measure(work, schedule, rings)  # type: ignore[arg-type]
@@ -249,5 +245,4 @@ def test_a_running_training_tells_its_steps_and_its_speed(
     assert (first.step, first.values, first.metrics) == (3, {"loss": 1.0}, {})
     assert second.metrics["median_ms"] == pytest.approx(2000.0)
     assert second.metrics["tokens_per_s"] == pytest.approx(2 * 64 / 2.0)
-    assert trial.predicted is not None
     assert second.metrics["mfu"] == pytest.approx(trial.predicted.flops / 2.0 / 1e9)

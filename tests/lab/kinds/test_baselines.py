@@ -79,7 +79,6 @@ def test_what_a_baseline_cannot_compute(
 ) -> None:
     config = point(**{"ring_size": 2, "baseline": name, **changed})
     reason = BASELINES[name].unsupported(config, device)
-    assert reason is not None
     assert says in reason
 
 

@@ -43,7 +43,6 @@ def sends_what_the_plan_says(rank: int, size: int) -> None:
     )
     assert len(made) == 10
     for trial in made:
-        assert trial.predicted is not None
         report = decode.run(trial.config, context)
         assert len(report.seconds) == 3
         assert len(report.baseline_seconds) == (0 if rank else 3)
@@ -65,8 +64,6 @@ def test_tokens_of_a_step_are_counted() -> None:
     """Rates are of the new tokens, and FLOPs of what these see."""
     (one, five) = trials(1, ", new_tokens: [null, 5]")
     assert (one.config.problem.new_tokens, five.config.problem.new_tokens) == (1, 5)
-    assert one.predicted is not None
-    assert five.predicted is not None
     assert one.predicted.flops == 4 * 16 * 6 * 301
     assert five.predicted.flops == 4 * 16 * 6 * (301 + 300 + 299 + 298 + 297)
     report = measurement.RankReport(0, seconds=[0.5])

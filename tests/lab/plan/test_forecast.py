@@ -47,7 +47,6 @@ def reasons(made: plan.Plan) -> list[str]:
 def test_points_beyond_the_limit_of_a_rank_are_pruned_with_the_reason() -> None:
     made = build(LIMIT)
     most = made.trials[-1]
-    assert most.predicted is not None
     assert reasons(made) == [
         "", "", "limits.rank_memory: predicted 8.84 GiB per rank, more than 1.00 GiB"
     ]  # fmt: skip
@@ -74,7 +73,6 @@ def test_points_beyond_the_limit_of_a_rank_are_pruned_with_the_reason() -> None:
 def test_a_prediction_that_errs_prunes_only_what_is_sure(problem: str, sure: float) -> None:
     text = f"{HEAD}problem: {{{problem}, heads: 8, head_dim: 64}}\nlimits: {{rank_memory: %d}}\n"
     (trial,) = build(text % (1 << 40)).trials
-    assert trial.predicted is not None
     peak = trial.predicted.peak_memory_bytes
 
     def planned(share: float) -> tuple[bool, list[str]]:
@@ -95,8 +93,6 @@ def test_a_prediction_that_errs_prunes_only_what_is_sure(problem: str, sure: flo
 def test_ranks_share_the_memory_of_their_machine() -> None:
     text = LENGTHS.replace("size: 2", "size: [2, 4]").replace("[1k, 64k, 1M]", "64k")
     pair, four = build(text).trials
-    assert pair.predicted is not None
-    assert four.predicted is not None
     needs = 4 * four.predicted.peak_memory_bytes
     assert 2 * pair.predicted.peak_memory_bytes < needs / 1.2
     assert reasons(build(text, machine=needs)) == ["", ""]
@@ -108,7 +104,6 @@ def test_ranks_share_the_memory_of_their_machine() -> None:
     low = build(f"{text}limits: {{rank_memory: 1GiB}}\n")
     for memory, field in ((needs, "problem.seq_len"), (4 << 30, "limits.rank_memory")):
         room = forecast.memory_budget(low.spec, low.trials[0].config, forecast.host(None, memory))
-        assert room is not None
         assert (room.size, room.field) == (min(memory / 2, 1 << 30), field)
 
 

@@ -132,6 +132,5 @@ def test_a_training_lies_on_the_nodes_of_its_fleet() -> None:
     sent = []
     for on in (here, apart):
         cost = build(parse(text), on).trials[0].predicted
-        assert cost is not None
         sent.append(cost.outer_bytes)
     assert sent[0] == 0 < sent[1]

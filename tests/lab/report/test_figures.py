@@ -77,7 +77,6 @@ def test_lines_have_a_point_per_length_and_the_best_comes_first() -> None:
 def test_throughput_and_memory_have_their_units() -> None:
     shown = data.points(strategies())
     small = throughput.draw(shown)
-    assert small is not None
     spread, _, marks = layers(small)
     assert spread["encoding"]["y2"]["field"] == "high"
     assert marks["encoding"]["y"]["title"] == "GFLOP/s, all ranks"
@@ -91,8 +90,6 @@ def test_throughput_and_memory_have_their_units() -> None:
         )
     large = [row(i, timed(0.01, 9000.0), seq_len=1024 << i) for i in range(3)]
     fast, wide = throughput.draw(data.points(large)), memory.draw(data.points(large))
-    assert fast is not None
-    assert wide is not None
     assert layers(fast)[-1]["encoding"]["y"]["title"] == "TFLOP/s, all ranks"
     assert layers(wide)[-1]["encoding"]["y"]["title"] == "peak memory per rank (GiB)"
     assert records(wide)[0]["value"] == pytest.approx(9000 / 1024)
@@ -112,7 +109,6 @@ def test_speed_up_is_one_over_the_ratio() -> None:
     assert found.names == ["zigzag ulysses", "zigzag ring", "striped ring"]
     assert [found.values[name, 1024] for name in found.names] == pytest.approx([2.0, 1.25, 0.8])
     drawn = speedup.draw(points)
-    assert drawn is not None
     assert drawn.to_dict()["title"]["text"] == "Speed-up over SDPA with 2 threads"
     assert [record["value"] for record in records(drawn)] == pytest.approx([1.25, 0.8, 2.0])
     assert layers(drawn)[0]["encoding"]["y"]["sort"] == found.names
@@ -124,7 +120,6 @@ def test_the_front_is_what_nothing_beats() -> None:
     places = [(10, 50), (20, 30), (20, 40), (30, 30), (40, 10), (50, 11), (10, 60)]
     rows = [row(i, timed(ms, mib), transport=f"t{i}") for i, (ms, mib) in enumerate(places)]
     drawn = pareto.draw(data.points(rows))
-    assert drawn is not None
     front = [record for record in records(drawn) if record["of"] == "Pareto front"]
     assert {record["strategy"] for record in front if "align" in record} == {"t0", "t1", "t4"}
     assert len(front) == 3
@@ -145,7 +140,6 @@ def test_tiles_are_query_rows_by_key_rows_of_each_kernel() -> None:
 
 def test_ids_of_a_figure_are_its_own_in_a_page() -> None:
     drawn = blocks.draw(data.points(tiles()))
-    assert drawn is not None
     svg = style.picture(drawn, "its").svg
     ids = set(re.findall(r'\bid="([^"]+)"', svg))
     assert ids
@@ -163,6 +157,5 @@ def test_curves_are_thinned_and_end_where_the_training_ended() -> None:
     assert len(thin) == 150
     assert thin[-1] == (6000, 5999.0)
     drawn = curves.draw([point, best])
-    assert drawn is not None
     names = [record["strategy"] for record in records(drawn)]
     assert list(dict.fromkeys(names)) == ["1024", "512"], "the least loss first"

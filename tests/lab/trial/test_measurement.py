@@ -101,7 +101,6 @@ def test_a_second_visit_adds_its_repeats() -> None:
 @pytest.mark.parametrize("share", [1.001, math.inf, math.nan])
 def test_an_error_beyond_the_budget_fails(share: float) -> None:
     found = verdict([RankReport(0, errors={"out": 0.2, "dq": share}), RankReport(1)])
-    assert found is not None
     assert found.kind == "mismatch"
     reason = str(found)
     assert "budget" in reason
