@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from ringray.lab.cluster import head_command, job_package, job_server
 from ringray.lab.cluster.job_package import Shipment
+from ringray.lab.specs.model import Spec
+from ringray.lab.store.store import Store
 from tests.support import tracking_store
 from tests.support.job_server import Server
 from tests.support.small_spec import SMALL
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from ringray.lab.specs.model import Spec
-    from ringray.lab.store.store import Store
 
 
 @pytest.fixture(scope="session")

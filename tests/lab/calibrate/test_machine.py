@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from ringray.base import provenance
 from ringray.base.errors import UserError
@@ -19,15 +21,8 @@ from ringray.lab.calibrate import machine, rank
 from ringray.lab.calibrate.hops import HopTimer
 from ringray.lab.calibrate.machine import Size
 from ringray.lab.predict import cost_model, hardware
-from ringray.lab.predict.hardware import Fleet, Link
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from torch import Tensor
-
-    from ringray.lab.predict.hardware import Hardware
-    from ringray.lab.trial.config import TrialConfig
+from ringray.lab.predict.hardware import Fleet, Hardware, Link
+from ringray.lab.trial.config import TrialConfig
 
 TINY = Size(
     rows=(32, 64, 96), head_rows=128, heads=4, hops=(1024, 1 << 18), seconds=0.2,

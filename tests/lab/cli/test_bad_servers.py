@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from ringray.lab.tracking import location, restore, tracker
 from tests.support.bad_servers import bad_server
 from tests.support.small_spec import SMALL
 from tests.support.tracking_store import begin, trials
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RAY = {"/api/version": b'{"version": "4", "ray_version": "2.50.0", "ray_commit": "x"}'}
 

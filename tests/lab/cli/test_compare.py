@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +11,6 @@ from ringray.lab.cli import main
 from ringray.lab.store.store import Store, default_path
 from ringray.lab.trial.outcome import Outcome, record_line
 from tests.support.store_rows import DIGEST, ENVIRONMENT, OTHER, sweep, trial
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 POINTS = 6
 

@@ -8,15 +8,17 @@ import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from ringray.lab import cli
 from ringray.lab.cli import watch
+from ringray.lab.plan.plan import Plan
 from ringray.lab.store import feed
 from ringray.lab.store.feed import Feed, Line
 from ringray.lab.store.store import Store
@@ -24,11 +26,6 @@ from ringray.lab.trial.outcome import Outcome
 from tests.support.job_server import URL, Server
 from tests.support.small_spec import SMALL, fill
 from tests.support.steps import Steps
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ringray.lab.plan.plan import Plan
 
 
 class Driven:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from ray.core.generated import autoscaler_pb2 as messages
@@ -13,10 +15,6 @@ from ringray.lab.cluster import autoscaler, placement_wait
 from ringray.lab.cluster.autoscaler import StartingNodes
 from ringray.lab.cluster.placement_wait import MovedError, WaitLimits
 from tests.support.cluster_files import cluster_spec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 # Places of the configuration
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -18,9 +18,6 @@ from tests.support.place import REPOSITORY, Place, tiny
 from tests.support.ray_heads import free_ports
 from tests.support.tracking_servers import postgres
 from tests.support.tracking_store import wait_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FOLDER = REPOSITORY / "cluster" / "mlflow"
 PASSWORDS = {"admin": "an admin's password", "session": "a key of sessions"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -12,9 +12,6 @@ from cluster.network import machines
 from tests.support import place as drive
 from tests.support import slurm
 from tests.support.place import Place, tiny
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TWO = ("127.0.0.1", "127.0.0.1")
 MANY = 300  # replicas; more than end in a test

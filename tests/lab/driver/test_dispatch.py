@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -13,16 +14,11 @@ from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.machines import Machines
 from ringray.lab.driver import dispatch
 from ringray.lab.driver.dispatch import Dispatcher
-from ringray.lab.driver.schedule import Schedule
+from ringray.lab.driver.schedule import Schedule, Work
 from ringray.lab.plan.plan import build
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.specs.model import parse
 from ringray.lab.trial.outcome import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ringray.lab.driver.schedule import Work
 
 NODES = [
     {"NodeID": f"n{i}", "NodeManagerAddress": f"n{i}", "Alive": True,

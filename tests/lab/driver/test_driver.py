@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.support import place as drive
 from tests.support.place import Done, Place, tiny
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEYS = [
     "point", "sweep", "status", "reason", "config", "metrics", "environment", "format", "time",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,6 @@ from ringray.lab.driver.events import (
 from ringray.lab.store import feed
 from ringray.lab.store.store import Store
 from tests.support.sweep_world import Heard, Rings, World
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,11 +17,8 @@ from ringray.lab.driver.json_lines import JsonLines
 from ringray.lab.plan.plan import build
 from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import Outcome
+from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialRow
 from tests.support.store_rows import DIGEST, OTHER, ok, sweep, trial
-
-if TYPE_CHECKING:
-    from ringray.lab.trial.outcome import SweepInfo, TrialRow
 
 ENDED = TrialEnded(
     build(parse("version: 1\nname: x\nkind: latency\nproblem: {seq_len: 80}\n")).trials[0],

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 import pytest
 
-from ringray.lab.driver.schedule import Schedule
-from ringray.lab.driver.studies import outcome_of
+from ringray.lab.driver.schedule import Schedule, Work
+from ringray.lab.driver.studies import StudyResult, outcome_of
 from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
 from ringray.lab.trial.config import TrialConfig
-from ringray.lab.trial.outcome import Outcome
-
-if TYPE_CHECKING:
-    from ringray.lab.driver.schedule import Work
-    from ringray.lab.driver.studies import StudyResult
-    from ringray.lab.trial.outcome import TrialRow
+from ringray.lab.trial.outcome import Outcome, TrialRow
 
 HEAD = "version: 1\nname: s\nkind: strategy-tune\n"
 BODY = (

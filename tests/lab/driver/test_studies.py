@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,17 +16,12 @@ from ringray.lab.driver import studies as result
 from ringray.lab.driver.events import Summary
 from ringray.lab.plan import plan
 from ringray.lab.plan.kernel_cuts import kernel_of
+from ringray.lab.plan.trial import Trial
 from ringray.lab.report import studies as report
 from ringray.lab.specs import model as spec
 from ringray.lab.trial.outcome import NOT_REQUESTED, TrialRow
 from ringray.tuning import table as tuned
 from ringray_kernels.config import Blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from ringray.lab.plan.trial import Trial
 
 GPU = tuned.Place("NVIDIA H200", "abc", "2.13.0", "3.9.0")
 KERNELS = (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +28,6 @@ from ringray.lab.store.store import Store
 from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.outcome import NOT_TRIED, Outcome
 from tests.support.sweep_world import Heard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SPEC = (
     "version: 1\nname: s\nkind: latency\nring: {size: 2, device: cpu}\n"

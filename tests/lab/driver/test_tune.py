@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringray.tuning import table as tuned
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.place import Place
+from tests.support.place import Place
 
 TUNE = """\
 version: 1

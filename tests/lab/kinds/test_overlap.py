@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -20,9 +19,7 @@ from ringray.lab.store.traces import path_of
 from ringray.lab.trial import measurement
 from tests.support import place as drive
 from tests.support import ranks, tracking_store
-
-if TYPE_CHECKING:
-    from tests.support.place import Place
+from tests.support.place import Place
 
 WALKED = (
     ("ring", "planned"),

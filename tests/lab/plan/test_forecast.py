@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,9 +24,6 @@ from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome, SweepInfo
 from tests.lab.driver.test_schedule import Machine
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MIB = 1 << 20
 HEAD = "version: 1\nname: f\nkind: latency\nring: {size: 2, device: cpu}\n"

@@ -6,7 +6,8 @@ import itertools
 import json
 import shutil
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -18,13 +19,8 @@ from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial import measurement
 from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.measurement import RankReport
 from tests.support import brute_force
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from ringray.lab.trial.measurement import RankReport
 
 HEAD = "version: 1\nname: p\nkind: latency\n"
 EVERY_PARTITION = "strategy: {partition: [contiguous, striped, zigzag, zigzag-token]}\n"

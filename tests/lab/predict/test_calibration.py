@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from ringray.lab.predict import calibration
 from ringray.lab.predict.hardware import table
 from ringray.lab.predict.links import ClusterLinks, LinkedNode, NodePair
 from ringray.lab.specs import model as spec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SPEC = "version: 1\nname: x\nkind: latency\nring: {size: 8, device: cpu}\nproblem: {seq_len: 4k}\n"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -15,9 +16,6 @@ from ringray.lab.predict.hardware import Curve, Fleet, Hardware, Link
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import peak_memory
 from tests.support.point import point
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 @pytest.fixture

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,10 +23,6 @@ from ringray.lab.store.store import Store
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialInfo
 from tests.support.point import point
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 TABLE = parse_fleet("h100:8x8")
 H100S = {"cpu": "any", "cores": 64, "memory_bytes": 1 << 40, "gpus": ["NVIDIA H100 80GB HBM3"] * 8}

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +15,6 @@ from ringray.lab.report.comparison import ComparedSide, Comparison, compare
 from ringray.lab.store.store import Store
 from tests.support.answer_rows import DRIFTS, SHAPES, drifting, side, stored
 from tests.support.exhaustive import exhaustive
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def answers(folder: Path, drift: str, gap: float, count: int) -> tuple[int, int]:

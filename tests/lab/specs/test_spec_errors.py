@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +12,6 @@ from hypothesis import strategies as st
 from ringray.base.errors import SpecError
 from ringray.lab.kinds import KINDS
 from ringray.lab.specs.model import Spec, load, parse
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 GOOD = """\
 version: 1

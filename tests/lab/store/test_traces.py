@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -13,9 +14,6 @@ from ringray.instruments.hops import Span
 from ringray.lab.report import trace_figure
 from ringray.lab.store import traces
 from ringray.lab.trial.measurement import RankReport
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SVG = "{http://www.w3.org/2000/svg}"
 
