@@ -126,7 +126,9 @@ def test_the_quick_commands_import_nothing_heavy() -> None:
 # list, status
 
 
-def test_list_shows_sweeps(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_and_status_show_results_and_what_is_pending(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     made = fill(default_path())
     assert cli.main(["list"]) == 0
     out = capsys.readouterr().out
@@ -135,12 +137,6 @@ def test_list_shows_sweeps(home: Path, capsys: pytest.CaptureFixture[str]) -> No
         rf"small +{made.digest[:12]} +latency +interrupted +2 ok · 2 pruned · 4 pending +20\d\d-",
         out,
     )
-
-
-def test_status_shows_results_and_what_is_pending(
-    home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = fill(default_path())
     assert cli.main(["status", made.digest[:8]]) == 0
     out = capsys.readouterr().out
     assert "2 ok · 2 pruned · 4 pending" in out

@@ -51,6 +51,7 @@ def test_detach_says_how_to_go_on(
     out = capsys.readouterr().out
     assert f"job ringray-{SHORT}-1 runs already" in out
     assert "different source" not in out
+    assert len(server.sent) == 1
     next(iter(server.jobs.values())).metadata["code"] = "0" * 64
     assert cli.main(["submit", small, "--address", URL, "--detach"]) == 0
     assert "it runs different source" in capsys.readouterr().out

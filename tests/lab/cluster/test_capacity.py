@@ -233,15 +233,6 @@ def test_gpu_rings_share_a_machine_while_they_lie_within_it() -> None:
     assert Machines(lambda: [node("a", CPU=16, GPU=8)], shared=True).fits(small, 2)
 
 
-def test_of_two_rings_that_are_placed_at_a_time_one_moves() -> None:
-    machines = Machines(lambda: [node("a", CPU=4), node("b", CPU=4)])
-    hold(machines, "one", CPU_RANK, "a")
-    assert not machines.take("two", CPU_RANK, ["b", "a"])
-    assert not machines.holds("two")
-    assert machines.take("two", CPU_RANK, ["b"])
-    assert machines.closed(CPU_RANK) == {"a", "b"}
-
-
 @pytest.mark.parametrize(
     ("ring", "group", "most"),
     [

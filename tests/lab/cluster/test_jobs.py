@@ -120,14 +120,6 @@ def test_jobs_that_only_look_like_ours(server: Server, here: Jobs, change: dict[
 # Once
 
 
-def test_a_running_job_is_attached_to(server: Server, here: Jobs) -> None:
-    first, _ = submit(here)
-    server.jobs[first.id].status = "RUNNING"
-    again, started = submit(here)
-    assert (again.id, started) == (first.id, False)
-    assert len(server.sent) == 1
-
-
 def test_after_the_end_there_is_another_attempt(server: Server, here: Jobs) -> None:
     for attempt, status in ((1, "SUCCEEDED"), (2, "FAILED"), (10, "STOPPED")):
         server.put(f"ringray-{SHORT}-{attempt}", status)

@@ -11,10 +11,6 @@ import pytest
 from tests.support import place as drive
 from tests.support.place import Done, Place, tiny
 
-KEYS = [
-    "point", "sweep", "status", "reason", "config", "metrics", "environment", "format", "time",
-    "name", "samples", "predicted", "over_predicted",
-]  # fmt: skip
 TIMED = {
     "median_ms",
     "p20_ms",
@@ -80,9 +76,8 @@ def test_a_sweep_ends_well(swept: Swept) -> None:
 
 
 def test_each_line_of_json_is_a_record(swept: Swept) -> None:
-    assert [list(line) for line in swept.lines] == [KEYS] * 6
     assert sorted(line["status"] for line in swept.lines) == ["ok"] * 3 + ["pruned"] * 3
-    assert len({line["point"] for line in swept.lines}) == 6
+    assert len({line["point"] for line in swept.lines}) == len(swept.lines) == 6
     assert len({line["sweep"] for line in swept.lines}) == 1
     for line in swept.lines:
         if line["status"] == "pruned":

@@ -80,18 +80,17 @@ def sweep(tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_what_ended_well_with_this_code_stands(sweep: Sweep) -> None:
     environment = sweep.info.environment
 
-    def lack(limit: int) -> dict[str, Any]:
-        fault = Fault("out-of-memory", limit_bytes=limit).as_dict()
-        return {**environment, "faults": [fault]}
+    def met(kind: Any, limit: int | None = None) -> dict[str, Any]:
+        return {**environment, "faults": [Fault(kind, limit_bytes=limit).as_dict()]}
 
     trials = sweep.plan.trials
     points = [trial.point(environment) for trial in trials]
     outcomes = (
-        (Outcome("ok", point=points[0]), True),
+        (Outcome("ok", point=points[0], environment=met("rank-died")), True),
         (Outcome("ok", point="of-other-code"), False),
         (Outcome("failed", "broken", point=points[2]), False),
-        (Outcome("oom", "full", point=points[3], environment=lack(1 << 30)), True),
-        (Outcome("oom", "full", point=points[4], environment=lack(1 << 20)), False),
+        (Outcome("oom", "full", point=points[3], environment=met("out-of-memory", 1 << 30)), True),
+        (Outcome("oom", "full", point=points[4], environment=met("out-of-memory", 1 << 20)), False),
         (Outcome("pruned", NOT_TRIED + "no compiler", point=points[5]), True),
     )
     for trial, (outcome, _) in zip(trials, outcomes, strict=True):

@@ -182,9 +182,8 @@ def test_links_carry_what_is_sent(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", transport.TRANSPORTS)
-@pytest.mark.parametrize("per_node", [4])
-def test_timelines_end_with_the_predicted_time(name: str, per_node: int) -> None:
-    fleet, asked = Fleet("clock", clock(), 8 // per_node, per_node), config(transport=name)
+def test_timelines_end_with_the_predicted_time(name: str) -> None:
+    fleet, asked = Fleet("clock", clock(), 2, 4), config(transport=name)
     cost = cost_model.predict(asked, fleet)
     spans = cost_model.timelines(asked, fleet, 8)
     last = max(span.ended for some in spans.values() for span in some)

@@ -6,11 +6,6 @@ import re
 from html.parser import HTMLParser
 
 from ringray.lab.report import page
-from ringray.lab.report.palette import light
-
-
-def test_a_picture_that_stands_alone_has_the_light_colours() -> None:
-    assert light('fill="var(--c1)" var(--paper)') == 'fill="#0072b2" #ffffff'
 
 
 class _Outline(HTMLParser):

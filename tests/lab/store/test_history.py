@@ -13,7 +13,7 @@ from ringray.base.errors import PlaceError
 from ringray.lab.cli import main
 from ringray.lab.store import schema, snapshot
 from ringray.lab.store.store import Store
-from ringray.lab.trial.outcome import NOT_REQUESTED, Kept
+from ringray.lab.trial.outcome import NOT_REQUESTED, Kept, Outcome
 from tests.support import old_stores
 from tests.support.store_rows import DIGEST, ENVIRONMENT, ok, sweep, trial
 
@@ -53,9 +53,13 @@ def test_what_was_measured_before_is_kept(tmp_path: Path) -> None:
         ]
         assert [recording.trial.environment for recording in earlier] == [ENVIRONMENT] * 2
         assert earlier[0].trial.samples == {"ms": [1.0, 2.0]}
-        # Told twice, as after an answer that was lost, it is one measurement.
-        store.record(DIGEST, KEYS[0], ok(10, started=20.0))
-        assert len(store.history(DIGEST)) == 2
+        # Told twice, as after an answer that was lost, it is one measurement; attempts add up.
+        store.record(DIGEST, KEYS[2], Outcome("failed", "lost a rank", attempts=3, ended=1.0))
+        for _ in range(2):
+            store.record(DIGEST, KEYS[2], ok(12, started=20.0))
+            row = store.trials(DIGEST)[2]
+            assert (row.status, row.reason, row.attempts) == ("ok", None, 5)
+            assert len(store.history(DIGEST)) == 4
         store.forget(DIGEST)
         assert (store.trials(DIGEST), store.history(DIGEST)) == ([], [])
 

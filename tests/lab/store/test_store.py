@@ -95,18 +95,6 @@ def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> 
     assert [row.index for row in store.trials(DIGEST)] == [0, 1, 3], "what has ended stays"
 
 
-def test_recording_again_replaces_and_counts_the_attempts(store: Store) -> None:
-    store.begin(sweep(), [trial(0)])
-    store.record(DIGEST, trial(0).key, Outcome("failed", "lost a rank", attempts=3, ended=1.0))
-    again = ok(7, attempts=1, started=20.0)
-    for _ in range(2):  # the same outcome twice is the same as once
-        store.record(DIGEST, trial(0).key, again)
-        (row,) = store.trials(DIGEST)
-        assert (row.status, row.reason, row.attempts) == ("ok", None, 4)
-        assert row.metrics == {"median_ms": 8.5}
-        assert [recording.trial.attempts for recording in store.history(DIGEST)] == [3]
-
-
 def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
     store.begin(sweep(), [trial(index) for index in range(4)])
     store.begin(sweep(OTHER, "other"), [trial(0)])

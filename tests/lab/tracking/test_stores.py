@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,16 +79,12 @@ def second(store: Store, tmp_path: Path) -> Any:
         yield made
 
 
-@pytest.mark.parametrize("opened_first", [True, False])
-def test_two_stores_write_beside_each_other(
-    store: Store, second: Store, opened_first: bool
-) -> None:
+def test_two_stores_write_beside_each_other(store: Store, second: Store) -> None:
     both = (store, second)
     for shift, one in enumerate(both):
         _measure(one, 100.0 * shift)
-    if opened_first:  # at the same time
-        for one, projection in [(one, _open(one)) for one in both]:
-            _write(one, projection)
+    for one, projection in [(one, _open(one)) for one in both]:  # at the same time
+        _write(one, projection)
     for _ in range(2):  # or one after the other, again and again
         for one in both:
             _write(one, _open(one))
@@ -114,16 +108,11 @@ def test_measured_again_is_another_run_and_the_older_one_stays(store: Store) -> 
     assert parent.data.metrics["best_ratio"] == 0.9
     assert _trash() == []
     # Back: the older measurement is current, without a new run.
-    begin_current(store, {trials(COUNT)[0].key: 1})
+    info = SweepInfo(DIGEST, "quick", "latency", {"name": "quick"}, "name: quick\n", ENVIRONMENT)
+    store.begin(info, trials(COUNT), {trials(COUNT)[0].key: 1})
     _write(store, _open(store))
     _check(store)
     assert len(_of(store)[1]) == len(children)
-
-
-def begin_current(store: Store, current: dict[str, int]) -> None:
-    spec = {"name": "quick", "kind": "latency"}
-    info = SweepInfo(DIGEST, "quick", "latency", spec, "name: quick\n", ENVIRONMENT)
-    store.begin(info, trials(COUNT), current)
 
 
 def test_a_trial_that_is_measured_again_while_it_is_tracked(store: Store) -> None:
@@ -180,46 +169,41 @@ def test_a_store_that_is_lost_takes_its_runs_over(store: Store, second: Store) -
     assert _trash() == []
 
 
-def _running(store: Store, second: Store) -> None:
-    client().update_run(_of(store)[0].info.run_id, status="RUNNING")
-
-
-def _of_another_user(store: Store, second: Store) -> None:
-    client().set_tag(_of(store)[0].info.run_id, "mlflow.user", "another")
-
-
-@pytest.mark.parametrize("why", [_running, _of_another_user])
+@pytest.mark.parametrize("user", [None, "another"])
 def test_runs_of_a_store_that_may_be_in_use_stay_its_own(
-    store: Store, second: Store, why: Callable[[Store, Store], None]
+    store: Store, second: Store, user: str | None
 ) -> None:
+    """It runs, or is another user's."""
     _measure(store, 0.0)
     _write(store, _open(store))
-    why(store, second)
+    parent = _of(store)[0].info.run_id
+    if user:
+        client().set_tag(parent, "mlflow.user", user)
+    else:
+        client().update_run(parent, status="RUNNING")
     assert _rebuilt(second).added == COUNT
     begin(second, trials(COUNT))
     _write(second, _open(second))
     for one in (store, second):
         _check(one)
-    assert _of(store)[0].info.run_id != _of(second)[0].info.run_id
+    assert parent != _of(second)[0].info.run_id
     assert _trash() == []
 
 
 def test_the_measurements_of_several_stores_are_joined(
     store: Store, second: Store, tmp_path: Path
 ) -> None:
-    with ExitStack() as stack:
-        for shift, one in enumerate((store, second)):
-            _measure(one, 100.0 * shift, count=COUNT - shift)
-            _write(one, _open(one))
-        third = stack.enter_context(Store(tmp_path / "third.db"))
+    for shift, one in enumerate((store, second)):
+        _measure(one, 100.0 * shift, count=COUNT - shift)
+        _write(one, _open(one))
+    with Store(tmp_path / "third.db") as third:
         expected = Restored(DIGEST, "quick", COUNT, 0, earlier=COUNT - 1)
         assert _rebuilt(third) == expected
         medians = [row.metrics["median_ms"] for row in third.trials(DIGEST)]
         assert medians == [101.0, 102.0, 3.0], "the newest"
         begin(third, trials(COUNT))
         _write(third, _open(third))
-        for one in (store, second, third):
-            if one is not second:  # its last trial is not measured
-                _check(one)
+        for one in (store, third):  # the last trial of the second is not measured
+            _check(one)
     assert _rebuilt(second).added == 1
     assert _trash() == []

@@ -117,16 +117,6 @@ def test_logs_lose_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(line) <= 200 for line in many)
 
 
-def test_a_lack_of_memory_holds_for_its_limit() -> None:
-    short = {"kind": "out-of-memory", "limit_bytes": 1 << 30}
-    assert not faults.stale([short], 1 << 30)
-    assert faults.stale([short], 2 << 30)
-    assert faults.stale([short], None)
-    assert not faults.stale([{"kind": "out-of-memory"}], None)
-    assert not faults.stale([{"kind": "rank-died"}], 1 << 30)
-    assert not faults.stale([], 1 << 30)
-
-
 TRIAL = """\
 version: 1
 name: a

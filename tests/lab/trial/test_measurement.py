@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from functools import partial
 from pathlib import Path
 
@@ -214,26 +213,12 @@ def measure_forward(folder: Path, rank: int, size: int) -> None:
     (folder / f"{rank}").write_text(" ".join(map(str, peaks)))
 
 
-def forward_peaks(size: int) -> list[float]:
-    """The largest rank's peak, less lse, in blocks of B * S_local * H * D elements; by case."""
-    with tempfile.TemporaryDirectory() as folder:
-        on_ring(size, [partial(measure_forward, Path(folder))])
-        by_rank = [
-            [int(n) for n in (Path(folder) / f"{rank}").read_text().split()] for rank in range(size)
-        ]
-    rows = BATCH * HEADS * ROWS
-    return [
-        (max(peaks) - rows * 4) / (rows * HEAD_DIM * dtype.itemsize)
-        for (dtype, _), peaks in zip(CASES, zip(*by_rank, strict=True), strict=True)
-    ]
-
-
-@pytest.fixture(scope="module")
-def ring_of_four() -> list[float]:
-    return forward_peaks(4)
-
-
 @pytest.mark.slow
-def test_forward_needs_nine_blocks(ring_of_four: list[float]) -> None:
-    for (dtype, causal), blocks in zip(CASES, ring_of_four, strict=True):
+def test_forward_needs_nine_blocks(tmp_path: Path) -> None:
+    """The largest rank's peak, less lse, in blocks of B * S_local * H * D elements."""
+    on_ring(4, [partial(measure_forward, tmp_path)])
+    by_rank = [map(int, (tmp_path / f"{rank}").read_text().split()) for rank in range(4)]
+    rows = BATCH * HEADS * ROWS
+    for (dtype, causal), peaks in zip(CASES, zip(*by_rank, strict=True), strict=True):
+        blocks = (max(peaks) - rows * 4) / (rows * HEAD_DIM * dtype.itemsize)
         assert blocks <= 9, f"{dtype}, causal {causal}: {blocks:.3f} blocks"
