@@ -91,6 +91,7 @@ def test_each_line_of_json_is_a_record(swept: Swept) -> None:
         assert all(math.isfinite(value) for value in line["metrics"].values())
         times = [line["metrics"][name] for name in ("p20_ms", "median_ms", "p80_ms")]
         assert times == sorted(times)
+        assert line["metrics"]["sent_bytes"] == line["predicted"]["sent_bytes"]
         assert (line["metrics"]["sent_bytes"] > 0) == (line["config"]["ring_size"] > 1)
         assert line["environment"]["versions"]["torch"]
 

@@ -1,9 +1,15 @@
-"""The metrics of a sweep on their way to Ray, which is a stand-in."""
+"""The metrics of a sweep on their way to Ray, which is a stand-in; and the lines of --json."""
 
 from __future__ import annotations
 
+import errno
+import json
 import math
+import os
 import threading
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +17,7 @@ from typing import Any
 import pytest
 from ray.util import metrics as of_ray
 
+from ringray.base.errors import PlaceError
 from ringray.lab.driver import exporter
 from ringray.lab.driver.events import (
     StepEnded,
@@ -20,11 +27,14 @@ from ringray.lab.driver.events import (
     TrialStarted,
 )
 from ringray.lab.driver.exporter import Exporter
+from ringray.lab.driver.json_lines import JsonLines
 from ringray.lab.plan.plan import Plan, build
 from ringray.lab.specs.model import parse
+from ringray.lab.store.store import Store
 from ringray.lab.trial.exported import EXPORTED
-from ringray.lab.trial.outcome import STATUSES, Outcome
+from ringray.lab.trial.outcome import STATUSES, Outcome, SweepInfo, TrialRow
 from tests.support.place import tiny
+from tests.support.store_rows import DIGEST, OTHER, ok, sweep, trial
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_per_second")
 
@@ -60,13 +70,13 @@ def test_trials_count_once_and_numbers_are_those_of_one_trial() -> None:
     under_test, plan = started()
     first, second, third, _ = plan.trials
     whole = {"median_ms": 20.0, "tflops": 3.0, "sent_bytes": 7.0, "ratio": 0.9}
-    for trial, outcome in [
+    for point, outcome in [
         (first, Outcome("pruned", "why")),
         (second, Outcome("failed")),
         (second, Outcome("ok", metrics=whole)),  # visited again
         (third, Outcome("oom", metrics={"median_ms": 1.0})),
     ]:
-        under_test.take(TrialEnded(trial, outcome))
+        under_test.take(TrialEnded(point, outcome))
     numbers = seen(under_test)
     counts = {status: numbers["ringray_trials", status] for status in STATUSES}
     assert counts == {"ok": 1, "oom": 1, "pruned": 1, "timeout": 0, "failed": 0}
@@ -116,3 +126,72 @@ def test_a_ray_that_refuses_or_hangs_ends_nothing(
     under_test._thread.join()
     with pytest.raises(RuntimeError, match="no more metrics for Prometheus: no such thing"):
         under_test.take(TrialStarted(plan.trials[1], 1))
+
+
+# --json has a line for every trial that the store holds, and none twice
+
+ENDED = TrialEnded(
+    build(parse("version: 1\nname: x\nkind: latency\nproblem: {seq_len: 80}\n")).trials[0],
+    Outcome("ok"),
+)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[TrialRow]:
+    with Store(tmp_path / "store.db") as store:
+        store.begin(sweep(), [*(trial(index) for index in range(4)), trial(4, "too large")])
+        for index in (2, 0, 1):
+            store.record(DIGEST, trial(index).key, ok(index))
+        return [recording.trial for recording in store.changed_since(DIGEST, 0)[0]]
+
+
+def _read(path: Path) -> list[int]:
+    return [json.loads(line)["config"]["seq_len"] - 64 for line in path.read_text().splitlines()]
+
+
+def _start(path: Path, rows: list[TrialRow], info: SweepInfo | None = None) -> JsonLines:
+    lines, unused = JsonLines(str(path)), None
+    lines.take(SweepStarted(unused, info or sweep(), {}, rows))  # type: ignore[arg-type]
+    return lines
+
+
+def test_lines_that_a_killed_driver_owes_are_written_once(
+    tmp_path: Path, rows: list[TrialRow]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    _start(path, rows[:2]).close()
+    assert _read(path) == [4, 2]
+    with path.open("a") as file:  # as it died in the middle of a line
+        file.write('{"point": "abc", "sw')
+    for _ in range(2):
+        _start(path, rows).close()
+        assert _read(path) == [4, 2, 0, 1]
+    # Measured again is another line; another sweep's lines are its own.
+    again = [replace(rows[1], metrics={"median_ms": 7.0}), *rows]
+    _start(path, again).close()
+    assert _read(path) == [4, 2, 0, 1, 2]
+    _start(path, rows[:1], sweep(OTHER, "other")).close()
+    assert _read(path) == [4, 2, 0, 1, 2, 4]
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(_start(Path("/dev/full"), [])) as lines:
+        says = r"/dev/full: no space left .*ringray resume quick --json"
+        with pytest.raises(PlaceError, match=says):
+            lines.take(ENDED)
+    path, write = tmp_path / "a.jsonl", os.write
+
+    def full(file: int, data: bytes) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:-10])
+
+    with closing(_start(path, [])) as lines:
+        lines.take(ENDED)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            with pytest.raises(PlaceError, match="no space left"):
+                lines.take(ENDED)
+        assert _read(path) == [16]
+        lines.take(ENDED)
+    assert _read(path) == [16, 16]

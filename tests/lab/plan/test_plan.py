@@ -1,25 +1,17 @@
-"""Plans: which trials, in which order, what they cost; and that a real ring costs just that."""
+"""Plans: which trials, in which order, what they cost."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from ringray.base.errors import SpecError
-from ringray.lab.driver import run as driver
 from ringray.lab.plan import plan
 from ringray.lab.report import words
 from ringray.lab.specs import model as spec
-from ringray.lab.store.store import Store
-from ringray.lab.trial import measurement
 from ringray.lab.trial.config import TrialConfig
-from ringray.lab.trial.measurement import RankReport
 from tests.support import brute_force
 
 HEAD = "version: 1\nname: p\nkind: latency\n"
@@ -178,55 +170,6 @@ def test_flops_are_those_of_the_pairs_that_see_each_other() -> None:
         if ranks == 1:
             assert trial.predicted.sent_bytes == trial.predicted.messages == 0
             assert trial.predicted.balance == 1
-
-
-# On real rings
-
-MEASURED = (
-    "ring: {size: [2, 3], device: cpu}\n"
-    "problem: {seq_len: 67, heads: 4, kv_heads: 2, head_dim: 16, dtype: [bfloat16, float32], "
-    "causal: [true, false], window: [null, 9], documents: [null, 3], "
-    "direction: [forward, forward+backward]}\n"
-    "measure: {warmup: 0, repeats: 1, baseline: null}\n" + EVERY_PARTITION
-)
-
-
-@pytest.fixture
-def private_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of its own for Ray (short: it holds sockets); what the driver sets is undone."""
-    folder = tempfile.mkdtemp(prefix="rr-")
-    monkeypatch.setenv("RAY_TMPDIR", folder)
-    monkeypatch.setenv("PYTHONPATH", "kernels", prepend=":")
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED", "OMP_NUM_THREADS"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    yield
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.mark.slow
-def test_a_ring_sends_what_the_plan_says(
-    private_ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = build(MEASURED)
-    messages: list[int] = []
-
-    def summarise(
-        config: TrialConfig, flops: int, reports: Sequence[RankReport], *_: object
-    ) -> tuple[dict[str, float], dict[str, list[float]]]:
-        messages.append(sum(report.messages for report in reports))
-        return measurement.summarise(config, flops, reports)
-
-    monkeypatch.setattr("ringray.lab.driver.trials.summarise", summarise)
-    with Store(tmp_path / "s.db") as store:
-        summary = driver.run(made, store=store)
-        rows = {row.key: row for row in store.trials(made.digest)}
-    assert summary.exit_code == 0
-    assert summary.counts == {"ok": len(made.runnable), "pruned": 64}
-    assert len(made.runnable) == len(messages) == 2 * 2 * 6 * 2 * 4
-    for trial, sends in zip(made.runnable, messages, strict=True):
-        measured = (rows[trial.key].metrics["sent_bytes"], sends)
-        assert measured == (trial.predicted.sent_bytes, trial.predicted.messages), trial.config
 
 
 def test_the_timeout_grows_with_the_longest_trial() -> None:

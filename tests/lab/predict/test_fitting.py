@@ -177,27 +177,6 @@ measure: {{repeats: {repeats}}}
 """
 
 
-@pytest.fixture
-def known(home: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Keeps trials of a sweep that took so many times as long as predicted."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-
-    def keep(factor: float, **more: int) -> None:
-        made = build(parse(SPEC.format(name="before", repeats=3)))
-        info = SweepInfo(made.digest, "before", "latency", {}, "", provenance.describe())
-        with Store(home / "store.db") as store:
-            infos = [TrialInfo(t.key, t.index, t.config.as_dict() | more, t.predicted._asdict())
-                     for t in made.trials if t.predicted]  # fmt: skip
-            store.begin(info, infos)
-            for trial in made.runnable:
-                ms = factor * trial.predicted.time_ms
-                store.record(
-                    made.digest, trial.key, Outcome("ok", None, {"median_ms": ms}, {"ms": [ms]})
-                )
-
-    return keep
-
-
 def planned(home: Path, repeats: int, *options: str) -> dict[str, Any]:
     (home / "now.yaml").write_text(SPEC.format(name="now", repeats=repeats))
     asked = ["plan", str(home / "now.yaml"), "--json", str(home / "plan.json"), *options]
@@ -207,12 +186,21 @@ def planned(home: Path, repeats: int, *options: str) -> dict[str, Any]:
 
 
 def test_plans_are_fitted_to_what_the_store_holds(
-    home: Path, known: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     home.mkdir(exist_ok=True)
     before = planned(home, 5)
     assert before["fitted_trials"] == 0
-    known(4.0)
+    made = build(parse(SPEC.format(name="before", repeats=3)))
+    info = SweepInfo(made.digest, "before", "latency", {}, "", provenance.describe())
+    trials = [(t, t.predicted._asdict()) for t in made.runnable]
+    with Store(home / "store.db") as store:
+        store.begin(info, [TrialInfo(t.key, t.index, t.config.as_dict(), p) for t, p in trials])
+        for trial, predicted in trials:
+            ms = 4.0 * predicted["time_ms"]
+            ended = Outcome("ok", None, {"median_ms": ms}, {"ms": [ms]})
+            store.record(made.digest, trial.key, ended)
     after = planned(home, 5)
     assert after["fitted_trials"] == 8
     assert "fitted to 8 trials of the store, times within" in capsys.readouterr().out

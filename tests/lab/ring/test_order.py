@@ -1,7 +1,8 @@
-"""The order of ranks along a ring."""
+"""The order of ranks along a ring; the survey of links: who meets whom, and by which device."""
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import pytest
 from ringray.base.errors import PlaceError
 from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import parse_fleet
-from ringray.lab.ring import gpu_links
+from ringray.lab.ring import gpu_links, links
+from ringray.lab.ring.links import rounds
 from ringray.lab.ring.order import ZONES, RankLocation, check, crossings, divided, ordered, zones_of
 from ringray.lab.specs.model import parse
 from tests.chaos.struck import NODE
@@ -135,3 +137,39 @@ def test_links_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert gpu_links.of("GPU-0") == {"GPU-1": -10, "GPU-2": 50}
+
+
+# Links
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 17])
+def test_each_pair_meets_once_and_no_node_twice_in_a_round(count: int) -> None:
+    met = list(rounds(count))
+    assert sorted(itertools.chain(*met)) == list(itertools.combinations(range(count), 2))
+    assert len(met) == count - 1 + count % 2, "as few rounds as there can be"
+    for pairs in met:
+        ends = list(itertools.chain(*pairs))
+        assert len(set(ends)) == len(ends)
+
+
+def node(name: str, address: str, **resources: float) -> dict[str, Any]:
+    fields = {"NodeID": name * 56, "Alive": True, "Resources": resources}
+    return {**fields, "NodeManagerAddress": address}
+
+
+@pytest.mark.parametrize("there", [[], [node("a", "h", CPU=1), node("b", "h", memory=9)]])
+def test_one_node_has_no_links(
+    there: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links.ray, "nodes", lambda: there)
+    with pytest.raises(PlaceError, match=r"has [01] nodes? with CPUs or GPUs, expected at least 2"):
+        links.measure(lambda _: None)
+
+
+def test_a_link_is_that_of_the_slower_end() -> None:
+    mine, other = [(1000, 1e-3), (1_001_000, 2e-2)], [(1000, 2e-3), (1_001_000, 1.2e-1)]
+    link = links._link((0, 1), "cpu", [mine, other])
+    assert link.latency == pytest.approx(2e-3)
+    assert link.bandwidth == pytest.approx(1_001_000 / 0.118)
+    failed = links._link((0, 1), "cpu", [mine, "RuntimeError: timed out"])
+    assert failed.error == "no messages pass: RuntimeError: timed out"

@@ -37,8 +37,6 @@ def _all(store: Store) -> set[tuple[str, float | None]]:
     return {(row.key, row.metrics.get("median_ms")) for row in rows if row.status}
 
 
-CURRENT = [11.5, 12.5, 3.5]
-METRICS = ['{"median_ms":1.5}', '{"median_ms":12.5}']
 ALL = {(KEYS[index], index + 1.5) for index in range(3)} | {(KEYS[0], 11.5), (KEYS[1], 12.5)}
 
 
@@ -113,7 +111,8 @@ def test_recover_keeps_the_history(tmp_path: Path, capsys: pytest.CaptureFixture
     path = tmp_path / "store.db"
     _twice(path)
     # The current measurement of one trial and the earlier one of another.
-    lost = f"UPDATE trials SET metrics = 'x' WHERE metrics IN ('{METRICS[0]}', '{METRICS[1]}')"
+    lost = """UPDATE trials SET metrics = 'x'
+        WHERE metrics IN ('{"median_ms":1.5}', '{"median_ms":12.5}')"""
     for with_snapshot in (True, False):
         with closing(sqlite3.connect(path)) as db, db:
             assert db.execute(lost).rowcount == 2
@@ -123,7 +122,8 @@ def test_recover_keeps_the_history(tmp_path: Path, capsys: pytest.CaptureFixture
         with Store(path) as store:
             if with_snapshot:
                 assert _all(store) == ALL
-                assert [row.metrics["median_ms"] for row in store.trials(DIGEST)] == CURRENT
+                medians = [row.metrics["median_ms"] for row in store.trials(DIGEST)]
+                assert medians == [11.5, 12.5, 3.5]
                 store.finish(DIGEST, "complete")
             else:
                 assert _all(store) == ALL - {(KEYS[0], 1.5), (KEYS[1], 12.5)}

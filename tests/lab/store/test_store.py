@@ -95,21 +95,6 @@ def test_beginning_again_keeps_what_has_ended_and_where_it_ran(store: Store) -> 
     assert [row.index for row in store.trials(DIGEST)] == [0, 1, 3], "what has ended stays"
 
 
-def test_changes_are_tailed_in_order_and_once(store: Store) -> None:
-    store.begin(sweep(), [trial(index) for index in range(4)])
-    store.begin(sweep(OTHER, "other"), [trial(0)])
-    cursor = 0
-    seen: list[int] = []
-    for index in (2, 0, 3, 2):
-        store.record(DIGEST, trial(index).key, ok(index, started=float(len(seen))))
-        store.record(OTHER, trial(0).key, ok(0))
-        rows, cursor = store.changed_since(DIGEST, cursor)
-        seen += [recording.trial.index for recording in rows]
-    assert seen == [2, 0, 3, 2]
-    rows, _ = store.changed_since(DIGEST, 0)
-    assert [recording.trial.index for recording in rows] == [2, 0, 3, 2], "with earlier recordings"
-
-
 def test_unknown_words_are_refused(store: Store) -> None:
     status = "done"
     store.begin(sweep(), [trial(0)])
