@@ -1,13 +1,16 @@
-"""``ringray report``: what it writes, and what it refuses."""
+"""``ringray report``: what it writes, and what it refuses; the page that reports share."""
 
 from __future__ import annotations
 
 import csv
+import re
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from ringray.lab import cli
+from ringray.lab.report import page
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import SweepInfo, TrialInfo
 from tests.support import report_store
@@ -58,8 +61,8 @@ def test_hostile_texts_stay_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     store = report_store.write(tmp_path / "s.db", f"../../{EVIL}\x1b[2J")
     digest = report_store.DIGEST[:12]
     assert cli.main(["report", digest, "--store", str(store)]) == 0
-    (page,) = tmp_path.glob("*.html")
-    text = page.read_text()
+    (file,) = tmp_path.glob("*.html")
+    text = file.read_text()
     shown = text[: text.rindex("<script>")]
     found = [one for one in (EVIL, "<script>window", "<img", "\x1b") if one in shown]
     assert found == []
@@ -109,3 +112,63 @@ def test_force_replaces_and_a_dash_is_stdout(
     assert cli.main(["report", "which-ring", "--store", store, "--png", "pngs"]) == 2
     assert (tmp_path / "pngs" / "memory.png").read_text() == "mine"
     assert not (tmp_path / "which-ring.html").exists()
+
+
+# The page
+
+
+class _Outline(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.heads: list[str] = []
+        self.scopes: list[str | None] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "path", "line", "rect"):
+            self.open.append(tag)
+        if re.fullmatch("h[1-6]", tag):
+            self.heads.append(tag)
+        if tag == "th":
+            self.scopes.append(dict(attributes).get("scope"))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def made() -> str:
+    evil = "<b>&\x00</script>"
+    rows = [[evil, page.Number("1.5", 1.5)], ["b", page.Number("–", None)]]
+    table = page.PageTable("all", ["name", "ms"], rows, sorts=True)
+    picture = page.Picture(evil, "<svg></svg>")
+    inner = page.Section(evil, [table, page.Facts([("a", evil)]), picture])
+    blocks = [page.Text(evil), page.Listing([evil]), page.Code(evil)]
+    return page.render(evil, [page.Section("One", [*blocks, inner])], evil)
+
+
+def test_its_tags_close_and_its_headings_descend() -> None:
+    outline = _Outline()
+    outline.feed(made())
+    assert outline.open == []
+    assert outline.heads == ["h1", "h2", "h3", "h4"]
+    assert outline.scopes == ["col", "col", "row", "row"]
+
+
+def test_texts_are_texts() -> None:
+    text = made()
+    body = text[text.index("<body>") :]
+    assert "<b>" not in body
+    assert "\x00" not in text
+    assert body.count("</script>") == 1, "the page's own"
+
+
+def test_nothing_is_asked_for_and_no_other_script_runs() -> None:
+    text = made()
+    assert not re.findall(
+        r"(?:src|href)=[\"']?(?!#)\w", re.sub(r"<script>.*?</script>", "", text, flags=re.DOTALL)
+    )
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy.startswith("default-src 'none'")
+    assert "'unsafe-inline'" not in policy.partition("script-src")[2]
+    assert policy.count("'sha256-") == 1
+    assert "unsafe-eval" not in policy

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ringray.base import locks
 from ringray.base.errors import ClusterError, PlaceError
 from ringray.lab.cluster import access, connect, embedded
 from ringray.lab.cluster.embedded import TRIES, Servers
+from tests.test_architecture import imports, modules
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -121,3 +123,22 @@ def test_a_start_that_fails_is_tried_again(
     told = capsys.readouterr().err.splitlines()
     assert len(told) == len(seconds) - 1 == min(failures, TRIES - 1)
     assert all(line.endswith("so it is; starting it again") for line in told)
+
+
+# Ray's private API is used in one file
+
+PRIVATE = re.compile(r"ray\.(.+\.)?_\w+(\..*)?|ray\.core\.generated(\..*)?")
+# Its only class is a subclass of a private one, which Ray's autoscaler loads by its path.
+SUBCLASS = "local_nodes.py"
+
+
+def test_other_modules_import_no_private_module_of_ray() -> None:
+    private = {name for name in modules() if any(map(PRIVATE.fullmatch, imports(name)))}
+    assert private == {"ringray.lab.cluster.ray_private"}
+
+
+def test_scripts_for_clusters_import_no_private_module_of_ray() -> None:
+    for path in ROOT.glob("cluster/*.py"):
+        lines = re.findall(r"^\s*(?:import|from) (\S+)", path.read_text(), re.M)
+        private = [name for name in lines if PRIVATE.fullmatch(name)]
+        assert not private or path.name == SUBCLASS, path

@@ -54,10 +54,6 @@ def test_nodes_that_do_not_join_end_the_job(place: Place) -> None:
     slurm.check_nothing_is_left(place)
 
 
-def leaf(line: str) -> str:
-    return line.partition("--labels=")[2]
-
-
 @pytest.mark.slow
 def test_a_sweep_runs_on_all_nodes_and_leaves_none(place: Place, network: tuple[str, ...]) -> None:
     spec = place.spec(tiny("whole"))
@@ -71,7 +67,8 @@ def test_a_sweep_runs_on_all_nodes_and_leaves_none(place: Place, network: tuple[
     assert trial.status == "ok"
     assert trial.environment["ring"]["nodes"] == 2
     slurm.check_nothing_is_left(place)
-    started = sorted((place.home / slurm.STARTED).read_text().splitlines(), key=leaf)
+    lines = (place.home / slurm.STARTED).read_text().splitlines()
+    started = sorted(lines, key=lambda line: line.partition("--labels=")[2])
     assert len(started) == 2
     for rank, line in enumerate(started):
         assert f"--labels=ringray.io/rack=leaf{rank}" in line

@@ -10,13 +10,10 @@ import pytest
 import torch
 
 import ringray
-from ringray.lab.plan import plan
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.report import words
 from ringray.lab.report.replicas import together
-from ringray.lab.specs import model as spec
 from ringray.lab.specs.sections import OBJECTIVES
-from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.measurement import RankReport, peak_memory, summarise, verdict
 from ringray.lab.trial.metrics import (
     METRICS,
@@ -27,19 +24,12 @@ from ringray.lab.trial.metrics import (
     prediction_errors,
 )
 from ringray.lab.trial.outcome import Outcome
+from tests.support.point import point
 from tests.support.ranks import on_ring
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
-
-
-def config(**problem: object) -> TrialConfig:
-    lines = "".join(f"  {name}: {value}\n" for name, value in problem.items())
-    text = (
-        "version: 1\nname: m\nkind: latency\nring: {size: 2, device: cpu}\n"
-        f"problem:\n  seq_len: 64\n  heads: 1\n{lines}"
-    )
-    return plan.build(spec.parse(text)).trials[0].config
+CONFIG = point(ring_size=2, heads=1)
 
 
 def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
@@ -55,7 +45,7 @@ def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
              "peak_memory_bytes": [7 * MIB]},
         ),
     ]  # fmt: skip
-    metrics, samples = summarise(config(batch=3), 10**13, reports)
+    metrics, samples = summarise(CONFIG.changed(batch=3), 10**13, reports)
     assert samples == {
         "ms": [2e3, 2e3, 4e3, 4e3, 5e3],
         "baseline_ms": [1e3, 4e3, 8e3, 8e3, 1e3],
@@ -73,11 +63,11 @@ def test_a_repeat_takes_as_long_as_its_slowest_rank() -> None:
 def test_what_was_not_measured_is_left_out() -> None:
     reports = [RankReport(rank, values={"sent_bytes": [0]}) for rank in range(2)]
     reports[0].errors = {"out": 0.5}
-    metrics, samples = summarise(config(), 1, reports)
+    metrics, samples = summarise(CONFIG, 1, reports)
     assert metrics == {"sent_bytes": 0, "error_out": 0.5}
     assert samples == {}
     metrics, samples = summarise(
-        config(), 1, [RankReport(rank, [1.0], [], {"wait_ms": [0.0]}) for rank in range(2)]
+        CONFIG, 1, [RankReport(rank, [1.0], [], {"wait_ms": [0.0]}) for rank in range(2)]
     )
     assert not {"ratio", "baseline_ms", "peak_memory_bytes"} & (metrics.keys() | samples.keys())
 
@@ -87,10 +77,9 @@ def test_a_second_visit_adds_its_repeats() -> None:
         values = {"wait_ms": [wait], "sent_bytes": [8], "peak_memory_bytes": [peak]}
         return RankReport(0, [ms / 1e3], [], values)
 
-    point = config()
-    metrics, samples = summarise(point, 1, [visit(10.0, 1.0, 7)])
+    metrics, samples = summarise(CONFIG, 1, [visit(10.0, 1.0, 7)])
     before = Outcome("ok", metrics=metrics, samples=samples)
-    metrics, samples = summarise(point, 1, [visit(20.0, 4.0, 5)], before)
+    metrics, samples = summarise(CONFIG, 1, [visit(20.0, 4.0, 5)], before)
     assert samples == {"ms": [10.0, 20.0]}
     assert (metrics["repeats"], metrics["median_ms"]) == (2, 15.0)
     assert (metrics["wait_ms"], metrics["peak_memory_bytes"]) == (2.5, 7)
@@ -132,7 +121,7 @@ def test_a_new_metric_of_a_kind_is_one_line_of_the_table(monkeypatch: pytest.Mon
     new = Metric("stall_ms", "ms", "time", max, replicas=min, heading="stall ms", tables=("live",))
     monkeypatch.setitem(METRICS, "stall_ms", new)
     reports = [RankReport(rank, [0.1], values={"stall_ms": [2.0 + rank]}) for rank in range(2)]
-    metrics, _ = summarise(config(), 10**9, reports)
+    metrics, _ = summarise(CONFIG, 10**9, reports)
     assert metrics["stall_ms"] == 3.0
     assert columns("live")[-1] is new
     assert words.metric(new, metrics) == "3.00"
