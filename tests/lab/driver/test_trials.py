@@ -202,10 +202,10 @@ def test_ctrl_c_waits_for_no_ring_that_starts(
 ) -> None:
     starting = threading.Event()
 
-    def start(*given: Any) -> Any:
+    def start(*arguments: Any) -> Any:
         """Takes for ever, if nobody stops it."""
         starting.set()
-        given[3].stop.wait()
+        arguments[3].stop.wait()
         raise StoppedError
 
     def interrupt(*_: Any, **options: Any) -> Any:

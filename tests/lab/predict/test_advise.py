@@ -1,4 +1,4 @@
-"""Advice: the best of all degrees, what fits, and the longest context; and ``ringray advise``."""
+"""Advice, ``ringray advise``, and transformers: counts, memory against torch, times by hand."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ringray.base.errors import UserError
 from ringray.lab import cli
 from ringray.lab.plan import plan
-from ringray.lab.predict import advise, hardware
+from ringray.lab.predict import advise, hardware, transformer
 from ringray.lab.predict.advise import TrainingRequest
+from ringray.lab.predict.cost_model import Cost
+from ringray.lab.predict.transformer import Training
 from ringray.lab.specs import model as spec
-from ringray.models.sizes import named
+from ringray.models.decoder import Decoder
+from ringray.models.sizes import Model, named
 from ringray.training.recipe import Degrees
 
 
@@ -154,3 +158,125 @@ def test_wrong_questions_exit_2(
     out, err = capsys.readouterr()
     assert says in err
     assert out == ""
+
+
+# Transformers around the attention
+
+TINY = Model("tiny", 4, 96, 6, 2, 16, 160, 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("LLaMA-65B", 65_285_660_672),
+        ("8b", 8_030_261_248),
+        ("405b", 405_853_388_800),
+    ],
+)
+def test_parameters_are_those_of_the_published_weights(name: str, parameters: int) -> None:
+    assert named(name, {}).parameters == parameters
+
+
+def test_flops_are_two_per_weight_and_four_head_dims_per_pair() -> None:
+    context = 37
+    pairs = sum(range(1, context + 1))
+    weights = 96 * (6 + 2 + 2) * 16 + 6 * 16 * 96 + 3 * 96 * 160
+    expected = context * (4 * 2 * weights + 2 * 96 * 512) + 4 * 4 * 16 * 6 * pairs
+    assert TINY.forward_flops(context) == expected
+    assert TINY.forward_flops(context, causal=False) > expected
+
+
+def saved_bytes(m: Model, rows: int) -> int:
+    """Bytes that autograd keeps of one layer, its input included."""
+    made: dict[int, torch.Tensor] = {}
+    decoder = Decoder(replace(m, layers=2))
+    layer = decoder.layers["1"]
+    own = {one.untyped_storage().data_ptr() for one in layer.parameters()}
+
+    def keep(one: torch.Tensor) -> torch.Tensor:
+        made[one.untyped_storage().data_ptr()] = one  # held, so that no address comes twice
+        return one
+
+    x = torch.randn(1, rows, m.hidden, requires_grad=True)
+    layer(x, seq_len=rows)  # makes the angles of its rows, which layers share
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        assert layer(x, seq_len=rows).shape == x.shape
+    return sum(one.untyped_storage().nbytes() for at, one in made.items() if at not in own)
+
+
+@pytest.mark.parametrize("kv_heads", [TINY.heads, TINY.kv_heads])
+def test_what_a_layer_keeps_is_what_autograd_keeps(kv_heads: int) -> None:
+    rows, model = 256, replace(TINY, kv_heads=kv_heads)
+    how = Training(rows, 1, "float32", kept="all", mlp_rows=None, loss_rows=1, fused=False)
+    kept = transformer.memory(model, Degrees(), how, 0).kept / model.layers
+    assert kept == pytest.approx(saved_bytes(model, rows), rel=0.02)
+
+
+def test_degrees_divide_memory() -> None:
+    model, how = named("8b", {}), Training(1 << 16, 4)
+    alone = transformer.memory(model, Degrees(), how, 0)
+    assert alone.states == 16 * model.parameters
+    assert alone.gathered == 0
+    assert alone.kept == 32 * (1 << 16) * 4096 * 2
+    for degrees in (Degrees(dp=4), Degrees(cp=4), Degrees(tp=4)):
+        held = transformer.memory(model, degrees, how, 0)
+        assert held.states == alone.states / 4
+        assert held.kept == alone.kept / (1 if degrees.dp == 4 else 4)
+    # One forward, one backward: the first stage keeps as many micro-batches as there are stages.
+    assert transformer.memory(model, Degrees(pp=4), how, 0).kept == alone.kept
+    assert transformer.memory(model, Degrees(dp=4, pp=4), how, 0).kept == alone.kept / 4
+
+
+def test_less_is_kept_the_more_is_computed_again() -> None:
+    model = named("8b", {})
+    ways: list[Training] = [
+        Training(1 << 16, kept="all", mlp_rows=None),
+        Training(1 << 16, kept="all"),
+        Training(1 << 16, kept="attention"),
+        Training(1 << 16, kept="input"),
+    ]
+    held = [transformer.memory(model, Degrees(cp=8), way, 0).kept for way in ways]
+    assert held == sorted(held, reverse=True)
+    assert len(set(held)) == len(held)
+    on = hardware.gpus("h100")
+    again = [
+        transformer.step(model, Degrees(cp=8), way, on, cost(30.0), cost(100.0)).again
+        for way in ways
+    ]
+    assert again == sorted(again)
+    assert again[0] == 0
+    assert again[3] - again[2] == pytest.approx(32 * 0.03)
+
+
+def cost(ms: float, exposed: float = 0.0, inner: int = 0, outer: int = 0) -> Cost:
+    return Cost(0, 0, 0, 0, ms, 1.0, ms / 1.1, ms * 1.1, exposed, inner, outer)
+
+
+def test_a_step_by_hand() -> None:
+    """Two micro-batches on two stages of ranks without TP: compute, a bubble as long as one of
+    them, waits of the ring as they come."""
+    model, on = named("8b", {}), hardware.parse_fleet("h100:1x8")
+    degrees, how = Degrees(dp=1, cp=4, pp=2), Training(1 << 16, 2, kept="attention")
+    found = transformer.step(model, degrees, how, on, cost(10, 1), cost(40, 4))
+    assert found.attention == pytest.approx(2 * 16 * 0.036)
+    assert found.ring == pytest.approx(2 * 16 * 0.004)
+    assert found.tensor == 0
+    rate = on.hardware.peak["bfloat16"] * on.hardware.products
+    rows = (1 << 16) / 4
+    matrices = rows * (16 * model.dense_flops + model.logits_flops) / rate
+    assert 2 * 3 * matrices < found.products < 2 * 3 * matrices * 1.25  # and memory-bound parts
+    stages = found.total - found.pipeline - found.optimizer
+    assert found.pipeline == pytest.approx(stages / 2, rel=0.02)  # and three small transfers
+    assert found.spread == pytest.approx(0.1)
+
+
+def test_a_training_lies_on_the_nodes_of_its_fleet() -> None:
+    text = "version: 1\nname: it\nkind: train\nring: {size: 8, device: cpu}\n"
+    text += "problem: {seq_len: 4096, dtype: float32}\ntraining: {model: llama-tiny, steps: 1}\n"
+    here = hardware.cpu(2)
+    apart = replace(here, nodes=2, per_node=4)
+    sent = []
+    for on in (here, apart):
+        cost = plan.build(spec.parse(text), on).trials[0].predicted
+        sent.append(cost.outer_bytes)
+    assert sent[0] == 0 < sent[1]

@@ -55,10 +55,6 @@ def _write(path: Path, offset: int, data: bytes) -> None:
         file.write(data)
 
 
-def _header(path: Path) -> None:
-    _write(path, 0, b"\xee" * 4096)
-
-
 def _middle(path: Path) -> None:
     _write(path, path.stat().st_size // 2, bytes(20_000))
 
@@ -81,7 +77,7 @@ def _text(path: Path) -> None:
 
 # Damages, and how many ended trials sqlite can still read at least.
 DAMAGES: list[tuple[Callable[[Path], None], int]] = [
-    (_header, 0),
+    (lambda path: _write(path, 0, b"\xee" * 4096), 0),
     (_middle, ENDED // 3),
     (_cut, ENDED * 6 // 10),  # many of them only through the index
     (_text, ENDED - 1),

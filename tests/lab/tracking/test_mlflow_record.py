@@ -124,14 +124,6 @@ def test_the_note_has_the_answer_in_the_words_of_the_terminal_and_the_figures(
     ]
 
 
-def test_what_the_machine_did_is_in_a_section_of_its_own() -> None:
-    given = {"median_ms": 1.0, "cpu_percent": 99.0, "gpu_power_watts": 640.0, "ratio": math.nan}
-    assert show.run_metrics(replace(row(0), metrics=given, predicted={"time_ms": 0.8})) == {
-        "median_ms": 1.0, "system/cpu_percent": 99.0, "system/gpu_power_watts": 640.0,
-        "prediction_ratio": 1.25,
-    }  # fmt: skip
-
-
 def test_the_sweep_says_how_far_its_predictions_were_off(sweep_row: Any) -> None:
     predicted = [{"time_ms": 0.8}, {"time_ms": 1.25}, {"time_ms": 1.0}, {}]
     rows = [
