@@ -206,6 +206,8 @@ def test_cpu_rings_share_no_machine() -> None:
     assert machines.placement(CPU_RANK, 2) == CPU_RANK
     assert hold(machines, "one", CPU_RANK, "b", "b") == []
     assert hold(machines, "two", CPU_RANK, "a") == ["b", "c"], "one machine has two nodes"
+    assert not machines.take("three", CPU_RANK, ["b"])
+    assert not machines.holds("three")
     assert not machines.fits(CPU_RANK, 1)
     assert machines.fits(CPU_RANK, 8, but=["one"])
     assert not machines.fits(CPU_RANK, 8, avoid=["c"], but=["one"])

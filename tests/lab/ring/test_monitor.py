@@ -1,9 +1,11 @@
-"""Lost nodes, by the errors of connecting to them; ranks that are given up; nodes set aside."""
+"""Lost nodes, ranks that are given up, nodes set aside, and the memory limit of a CPU rank."""
 
 from __future__ import annotations
 
 import errno
 import socket
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from typing import Any
@@ -186,3 +188,26 @@ def test_nodes_on_which_rings_fail() -> None:
     assert not nodes.failed(of("stalled", node_id="b"))
     assert nodes.failed(of("node-lost", node_id="c")), "at once"
     assert not nodes.failed(of("rank-died")), "nobody knows where"
+
+
+# The memory limit of a CPU rank counts what trials take
+
+LIMITED = """
+from ringray.lab.ring.memory_limit import MemoryLimit
+
+limit = MemoryLimit(64 << 20)
+limit.impose()
+kept = bytearray(40 << 20)
+try:
+    bytearray(40 << 20)
+except MemoryError:
+    assert limit.left() < 24 << 20
+    limit.lift()
+    bytearray(40 << 20)
+    print("refused")
+"""
+
+
+def test_what_goes_beyond_the_limit_is_refused_until_it_is_lifted() -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True)
+    assert done.stdout == "refused\n", done.stderr

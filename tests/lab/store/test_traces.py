@@ -79,6 +79,7 @@ def test_a_picture_of_it(tmp_path: Path) -> None:
     titles = [title.text or "" for title in root.iter(f"{SVG}title")]
     assert root.get("aria-label") == "Computation, transfers and waits of 3 ranks in 14 ms"
     assert "var(--" not in out.read_text(), "it stands alone"
+    assert "#0072b2" in out.read_text(), "in the colours for white paper"
     assert len(titles) == 3 * 6
     assert titles[0] == "compute: forward, step 0: chunk 0, 3.00 ms"
     assert "transfer: forward, step 0: chunk 1 from <1>, 2.00 MiB, 4.00 ms" in titles
