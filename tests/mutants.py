@@ -67,7 +67,8 @@ class Mutant:
 def read() -> list[Mutant]:
     """Reads the list of mutants."""
     text = Path(__file__).with_name("mutants.yaml").read_text()
-    return [Mutant(**entry) for entry in yaml.safe_load(text)]
+    files = yaml.safe_load(text).items()
+    return [Mutant(file=file, **entry) for file, entries in files for entry in entries]
 
 
 def copy_tree(folder: Path) -> None:
