@@ -1,34 +1,41 @@
-"""Installed packages: the library alone or with the platform, in the same versions everywhere."""
+"""``make setup`` and its lock; installed packages: the library alone or with the platform."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from ringray.lab.cli import doctor
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXAMPLES = sorted(path.name for path in (ROOT / "experiments").glob("*.yaml"))
+LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+BUILDS = {"torch", "triton"}  # differ by platform, so that they have no hashes
 
 
-def pinned(name: str) -> str:
-    (version,) = re.findall(
-        rf"^{name}[<=]=(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE
-    )
-    return str(version)
+def pins(text: str) -> dict[str, str]:
+    lines = re.findall(r"^([\w.-]+)[<=]=(\S+)", text, re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in lines}
+
+
+PINNED = pins((ROOT / "constraints.txt").read_text(encoding="utf-8"))
 
 
 def test_torch_has_one_version_in_one_place() -> None:
-    assert pinned("torch") == doctor.TRIED["torch"]
+    assert PINNED["torch"] == doctor.TRIED["torch"]
     files = ["Makefile", "cluster/Dockerfile", *(f"cluster/{n}.yaml" for n in ("aws", "gcp"))]
     for name in files:  # all of them install by constraints.txt
         text = (ROOT / name).read_text(encoding="utf-8")
@@ -44,6 +51,121 @@ def test_the_citation_names_this_version() -> None:
     assert citation["version"] == PROJECT["version"]
     assert citation["license"] == PROJECT["license"]
     assert citation["keywords"] == PROJECT["keywords"]
+
+
+def needed() -> set[str]:
+    """Every package that ``ringray[dev]`` needs here, by what is installed."""
+    waiting, names = [Requirement("ringray[dev]")], set()
+    visited = set()
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        names.add(name)
+        for extra in {"", *requirement.extras}:
+            if name in BUILDS or (name, extra) in visited:
+                continue
+            visited.add((name, extra))
+            for line in metadata.requires(name) or ():
+                inner = Requirement(line)
+                if inner.marker is None or inner.marker.evaluate({"extra": extra}):
+                    waiting.append(inner)
+    return names - {"ringray"}
+
+
+def test_the_lock_has_the_versions_of_the_constraints() -> None:
+    """After a change of either: make lock."""
+    assert PINNED.keys() >= BUILDS
+    assert pins(LOCK) == {name: PINNED[name] for name in PINNED if name not in BUILDS}
+
+
+def test_the_lock_has_all_that_is_needed_with_hashes() -> None:
+    assert needed() - BUILDS <= pins(LOCK).keys()
+    for block in re.split(r"\n(?=\S)", LOCK):
+        assert re.search(r"--hash=sha256:[0-9a-f]{64}", block), block
+    assert "://" not in LOCK  # no index of whoever wrote it
+
+
+# Takes the place of Python, and then of what it installs; says what it is asked for.
+SCRIPT = """#!/bin/sh
+echo "$(basename "$0") $*" >> "{log}"
+case "$*" in
+  *"-c import sys"*) exit 0;;
+  *"-c import pip"*) exit 1;;
+  *"-m venv"*) mkdir -p .venv/bin && cp "$0" .venv/bin/python && cp "$0" .venv/bin/uv;;
+  *"{fails}"*) exit 1;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def make(clone: Path, fails: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Runs make with a Python that only notes what it is asked for, in ``log``."""
+    python = clone / "python"
+    python.write_text(SCRIPT.format(log=clone / "log", fails=fails))
+    python.chmod(0o755)
+    command = ["make", f"PYTHON={python}", *words]
+    return subprocess.run(command, cwd=clone, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fails", "installers"),
+    [
+        ([], "nothing", ["python uv.txt", "uv requirements.lock", "python constraints.txt"]),
+        (["UV="], "nothing", ["python without-uv.txt", "python constraints.txt"]),
+        (
+            [],
+            "requirements.lock",
+            [
+                "python uv.txt", "uv requirements.lock", "python without-uv.txt",
+                "python constraints.txt",
+            ],
+        ),
+        (
+            ["TORCH_BY=uv", "TORCH=torch==2.11.*"],
+            "nothing",
+            ["python uv.txt", "uv requirements.lock", "uv constraints.txt"],
+        ),
+    ],
+)  # fmt: skip
+def test_pip_installs_where_uv_cannot(
+    clone: Path, settings: list[str], fails: str, installers: list[str]
+) -> None:
+    done = make(clone, fails, *settings, "setup")
+    assert done.returncode == 0, done.stderr
+    calls = [line for line in (clone / "log").read_text().splitlines() if " install " in line]
+    assert [f"{line.split()[0]} {Path(line.split()[-1]).name}" for line in calls] == installers, (
+        calls
+    )
+    assert all("--require-hashes" in line for line in calls[:-1])
+    without = (clone / ".venv/without-uv.txt").read_text()
+    assert pins(without) == {name: pin for name, pin in pins(LOCK).items() if name != "uv"}
+    assert pins((clone / ".venv/uv.txt").read_text()).keys() == {"uv"}
+    chosen = (clone / ".venv/constraints.txt").read_text()
+    assert ("torch==2.11.*" in chosen.splitlines()) == (len(settings) == 2)
+    assert len(re.findall(r"^torch", chosen, re.MULTILINE)) == 1
+
+
+def test_a_failed_installation_does_not_count(clone: Path) -> None:
+    assert make(clone, "constraints.txt", "setup").returncode
+    assert not (clone / ".venv/.installed").exists()
+
+
+def test_make_says_which_python_it_needs(clone: Path) -> None:
+    old = clone / "python-of-old"
+    old.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Python 3.8.1'\nexit 1\n")
+    old.chmod(0o755)
+    for python, says in [(str(old), "is Python 3.8.1"), ("no-such-python", "no 'no-such-python'")]:
+        done = make(clone, "nothing", f"PYTHON={python}", "test")
+        assert done.returncode != 0
+        assert says in done.stderr
+        assert "3.11" in done.stderr
+    assert not (clone / ".venv").exists()
 
 
 BARE = """

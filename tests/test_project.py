@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -50,21 +49,6 @@ def test_ci_runs_every_check() -> None:
         "make chaos",
         "make oldest",
     ]
-
-
-def test_make_says_which_python_it_needs(tmp_path: Path) -> None:
-    old = tmp_path / "python-of-old"
-    old.write_text("#!/bin/sh\n[ \"$1\" = --version ] && echo 'Python 3.8.1'\nexit 1\n")
-    old.chmod(0o755)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
-        (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"))
-    for python, says in [(str(old), "is Python 3.8.1"), ("no-such-python", "no 'no-such-python'")]:
-        command = ["make", f"PYTHON={python}", "test"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode != 0
-        assert says in done.stderr
-        assert "3.11" in done.stderr
-    assert not (tmp_path / ".venv").exists()
 
 
 def test_the_main_objects_of_the_design_exist() -> None:
