@@ -25,10 +25,10 @@ from ringray.lab import cli
 from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import read_entries
 from ringray.lab.specs import model as specs
-from tests.support.docs_blocks import PAGES, REPOSITORY, Block, blocks, spans
+from tests.support.docs_blocks import PAGES, REPOSITORY, Block, blocks
 from tests.support.place import Place
 from tests.test_examples import RUN
-from tests.test_project import make_targets
+from tests.test_statements import make_targets
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 # Programs of others, and of the shell.
@@ -159,19 +159,6 @@ def check(words: list[str], page: Path) -> None:
 def test_commands_can_be_given_as_they_are_written(block: Block) -> None:
     for words, _ in block.commands:
         check(words, block.page)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_commands_in_prose_exist_with_their_options(page: Path) -> None:
-    for span in spans(page):
-        program, _, rest = span.partition(" ")
-        if program == "make" and re.match(r"[a-z]+$", rest):
-            assert rest in make_targets(), span
-        if program == "ringray" and re.match(r"[a-z]+\b", rest):
-            words = rest.split()
-            _, parser = cli._command(words[0])
-            known = {option for action in parser._actions for option in action.option_strings}
-            assert {word for word in words[1:] if word.startswith("--")} <= known, span
 
 
 def test_the_workflow_that_compares_gives_commands_that_exist() -> None:

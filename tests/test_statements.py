@@ -1,13 +1,13 @@
-"""Pages say what the code says: times, bytes and sizes in sentences; names of options, fields,
-metrics, variables and files."""
+"""Pages say what the code says: times, bytes and sizes in sentences; names of commands, options,
+fields, metrics, variables, files and objects; links. CI runs what it is to run."""
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -26,61 +26,27 @@ from ringray.lab.trial.metrics import METRICS, of_group
 from ringray.traffic import occupancy, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
-from ringray.traffic.walk import Walks
 from ringray_kernels.bench.__main__ import parser as bench_parser
 from tests.support.docs_blocks import PAGES, REPOSITORY, spans
+from tests.support.records import page
 
-if TYPE_CHECKING:
-    from ringray.traffic.walk import Costs
-
-BF16 = walk.costs(2, 1, 32, 8, 128)
 # Options that pages name of programs of others.
 FOREIGN = {"--app-name", "--allowed-hosts", "--build-arg", "--dashboard-host", "--num-cpus"}
 FOREIGN |= {"--temp-dir", "--time"}
-
-
-def text(name: str) -> str:
-    return " ".join((REPOSITORY / name).read_text(encoding="utf-8").split())
-
-
-# What strategies send and hold
-
-
-def walks(partition: str, mask: Mask, ranks: int, name: str = "ring", costs: Costs = BF16) -> Walks:
-    exchange = transport.plan(name, ranks, 32, 8)
-    return walk.choose(
-        Layout(partition, mask.seq_len, ranks), mask, exchange.routes, "planned", costs
-    )
-
-
-def rows(partition: str) -> int:
-    sent = walks(partition, Mask(64), 4).forward.sent("forward")
-    return int(sent.chunk_rows)
-
-
-def chunks(name: str) -> float:
-    layout = Layout("zigzag", 1 << 12, 8)
-    moved = walks("zigzag", Mask(1 << 12, causal=False), 8, name).forward
-    return float(occupancy.walked(moved, layout.rows, backward=False).chunks.max()) / layout.rows
 
 
 @pytest.mark.parametrize(
     ("name", "number"), [("ring", 2), ("bidirectional", 4), ("double-ring:2", 3), ("staged", 2)]
 )
 def test_a_transport_holds_as_many_chunks_as_its_page_says(name: str, number: int) -> None:
-    assert chunks(name) == number
+    layout, mask = Layout("zigzag", 1 << 12, 8), Mask(1 << 12, causal=False)
+    routes = transport.plan(name, 8, 32, 8).routes
+    walks = walk.choose(layout, mask, routes, "planned", walk.costs(2, 1, 32, 8, 128))
+    held = occupancy.walked(walks.forward, layout.rows, backward=False).chunks.max()
+    assert float(held) / layout.rows == number
     word = {2: "two", 3: "three", 4: "four"}[number]
-    page = (REPOSITORY / "docs" / "transports.md").read_text(encoding="utf-8")
-    row = rf"^\| `{name.partition(':')[0]}(:N)?`.*\| {word} chunks \|$"
-    assert re.search(row, page, re.MULTILINE)
-
-
-def test_causal_shares_are_those_of_the_table() -> None:
-    whole = 4 * 3 * 16
-    assert (rows("contiguous"), rows("zigzag")) == (whole / 2, whole * 3 / 4)
-    page = text("docs/models.md")
-    assert "| one block per rank | grows with the rank; sends half the rows |" in page
-    assert "even; sends a quarter less |" in page
+    row = rf"\| `{name.partition(':')[0]}(:N)?`[^`]*\| {word} chunks \|"
+    assert re.search(row, page("docs/transports.md"))
 
 
 # Numbers in sentences
@@ -129,7 +95,7 @@ def test_a_sentence_has_the_numbers_of_the_code(
     name: str, sentence: str, numbers: list[float]
 ) -> None:
     shown = [f"{number:g}" if isinstance(number, float) else number for number in numbers]
-    assert " ".join(sentence.split()).format(*shown) in text(name)
+    assert " ".join(sentence.split()).format(*shown) in page(name)
 
 
 # Names
@@ -156,25 +122,54 @@ def source() -> str:
     return "\n".join(path.read_text(encoding="utf-8") for path in paths if path != Path(__file__))
 
 
-def sections() -> dict[str, type[Fields]]:
+def make_targets() -> set[str]:
+    text = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z]+):", text, flags=re.MULTILINE))
+
+
+each_page = pytest.mark.parametrize("path", PAGES, ids=lambda x: str(x.relative_to(REPOSITORY)))
+
+
+@each_page
+def test_names_in_prose_exist(path: Path) -> None:
+    valid = options() | FOREIGN
     types = {name: field.annotation for name, field in Spec.model_fields.items()}
-    return {
-        name: one
-        for name, one in types.items()
-        if isinstance(one, type) and issubclass(one, Fields)
-    }
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
-def test_names_in_prose_exist(page: Path) -> None:
-    valid, fields = options() | FOREIGN, sections()
-    for span in spans(page):
+    fields = {x: y for x, y in types.items() if isinstance(y, type) and issubclass(y, Fields)}
+    for span in spans(path):
+        program, _, rest = span.partition(" ")
+        if program == "make" and re.match(r"[a-z]+$", rest):
+            assert rest in make_targets(), span
+        if program == "ringray" and re.match(r"[a-z]+\b", rest):
+            words = rest.split()
+            _, parser = cli._command(words[0])
+            known = {option for action in parser._actions for option in action.option_strings}
+            assert {word for word in words[1:] if word.startswith("--")} <= known, span
         if span.startswith("--"):
             assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", span)) <= valid, span
         if match := re.match(rf"({'|'.join(fields)})\.(\w+)", span):
             assert match[2] in fields[match[1]].model_fields, span
         for variable in re.findall(r"RINGRAY_\w+", span):
             assert re.search(rf"\b{variable}\b", source()), span
+
+
+def anchors(page: Path) -> set[str]:
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ +(.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+@each_page
+def test_no_link_is_broken(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+    links = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    for link in links:
+        if re.match(r"(https?|mailto):", link):
+            continue
+        target, _, anchor = link.partition("#")
+        assert not target or (path.parent / target).exists(), f"{path}: {link}"
+        whole = (path.parent / target) if target else path
+        assert not anchor or anchor in anchors(whole), f"{path}: {link}"
 
 
 TOPS = "cluster|docs|experiments|kernels|ringray|tests"
@@ -193,16 +188,16 @@ def test_files_that_pages_and_comments_name_exist(top: str) -> None:
 
 
 def test_page_names_every_option_of_the_op() -> None:
-    page = text("docs/models.md").partition("Options of `ring_attention`:")[2]
-    options, last, _ = page.partition("`return_lse`")
+    text = page("docs/models.md").partition("Options of `ring_attention`:")[2]
+    options, last, _ = text.partition("`return_lse`")
     named = set(re.findall(r"`(\w+)`", options + last))
     taken = set(inspect.signature(ringray.ring_attention).parameters)
     assert named == taken - {"q", "k", "v", "group", "causal", "dropout_seed"}
 
 
 def test_metrics_in_mlflow_are_those_of_the_table() -> None:
-    page = (REPOSITORY / "docs" / "mlflow.md").read_text(encoding="utf-8")
-    section = page.partition("**Metrics** of a child")[2].partition("Machine metrics are")[0]
+    text = (REPOSITORY / "docs" / "mlflow.md").read_text(encoding="utf-8")
+    section = text.partition("**Metrics** of a child")[2].partition("Machine metrics are")[0]
     named = {
         name
         for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
@@ -210,3 +205,32 @@ def test_metrics_in_mlflow_are_those_of_the_table() -> None:
     }
     loads = of_group("load")
     assert named == {f"system/{name}" if name in loads else name for name in METRICS}
+
+
+def test_ci_runs_every_check() -> None:
+    script = REPOSITORY / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    commands = script.read_text(encoding="utf-8").splitlines()
+    assert "set -euo pipefail" in commands
+    assert [c for c in commands if c.startswith("make ")] == [
+        "make lint",
+        "make test",
+        "make QUICK=1 mutants",
+        "make chaos",
+        "make oldest",
+    ]
+
+
+def test_the_main_objects_of_the_design_exist() -> None:
+    text = (REPOSITORY / "docs" / "design.md").read_text(encoding="utf-8")
+    section = text.partition("## Main objects")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?) \| `(.*?)` \|", section, flags=re.MULTILINE)
+    assert len(rows) > 20
+    for names, place in rows:
+        top = "kernels" if place.startswith("ringray_kernels") else "ringray"
+        path = REPOSITORY / top / place
+        files = [path] if path.suffix else sorted(path.rglob("*.py"))
+        source = "\n".join(file.read_text(encoding="utf-8") for file in files)
+        for name in re.findall(r"`(\w+)`", names):
+            where = rf"^(class {name}\b|{name}\b.* = )"
+            assert re.search(where, source, re.MULTILINE), (place, name)
