@@ -36,7 +36,7 @@ OTHERS = {
     "cd", "export", "gh", "git", "grafana", "ip", "mlflow", "pip", "prometheus", "ray", "scp",
     "source", "umask",
 }  # fmt: skip
-# Pages whose Python is run: by tests.test_examples and by tests.test_examples_huggingface.
+# Pages whose Python is run by tests.test_examples.
 RAN = {"README.md", "docs/huggingface.md", *(f"docs/{name}" for name, _ in RUN)}
 # Commands that take seconds, need neither a cluster nor a store, and print the same everywhere.
 CHEAP = ("advise", "validate", "schema", "plan")

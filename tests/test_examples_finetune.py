@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 import ringray.models.huggingface as hf
 from tests.support import finetune_checks as checks
 from tests.support.ranks import on_ring
-from tests.test_examples_huggingface import ROOT, losses
+from tests.test_examples import ROOT, TORCHRUN, losses
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,17 +77,16 @@ def test_an_export_has_the_logits_of_the_ring(
 def test_a_pretrained_model_goes_on_and_is_exported(tmp_path: Path) -> None:
     """Interrupted, and on another number of ranks, as at once; in small steps."""
     place = checks.pretrained(tmp_path, "llama3")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    program = [str(checks.PROGRAM), "--data", str(ROOT / "docs"), "--seq-len", "101"]
-    program += ["--model", str(place), "--steps", "6"]
-    at_once = [*program, "--export", str(tmp_path / "at-once")]
-    whole = losses([*torchrun, "2", *at_once], tmp_path, range(6))
-    kept = [*program, "--checkpoints", str(tmp_path / "kept"), "--save-every", "3"]
-    losses([*torchrun, "2", *kept], tmp_path, range(6))
+    program = [checks.PROGRAM, "--data", ROOT / "docs", "--seq-len", 101]
+    program += ["--model", place, "--steps", 6]
+    at_once = [*program, "--export", tmp_path / "at-once"]
+    whole = losses(tmp_path, *TORCHRUN, 2, *at_once, steps=range(6))
+    kept = [*program, "--checkpoints", tmp_path / "kept", "--save-every", 3]
+    losses(tmp_path, *TORCHRUN, 2, *kept, steps=range(6))
     newest = tmp_path / "kept" / "step-00000006" / ".metadata"
     newest.write_bytes(newest.read_bytes()[:-1])  # goes on from step 3
-    more = [*torchrun, "1", *kept, "--export", str(tmp_path / "kept-on")]
-    went_on = [float(loss) for loss in losses(more, tmp_path, range(3, 6))]
+    more = [*TORCHRUN, 1, *kept, "--export", tmp_path / "kept-on"]
+    went_on = [float(loss) for loss in losses(tmp_path, *more, steps=range(3, 6))]
     assert went_on == pytest.approx([float(loss) for loss in whole[3:]], abs=2e-2)
 
     models = [
