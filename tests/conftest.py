@@ -43,7 +43,6 @@ LONGEST = (
     "tests/test_examples.py",
     "tests/lab/kinds/test_train.py",
     "tests/chaos/test_faults.py",
-    "tests/chaos/test_ring_faults.py",
     "tests/chaos/test_hosts.py",
     "tests/chaos/test_jobs.py",
     "tests/chaos/test_metrics.py",
@@ -171,23 +170,14 @@ def compiler_forgets() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def interpreter_kept() -> Iterator[None]:
-    """No test leaves Triton's interpreter switched for the processes of the next."""
-    before = os.environ.get("TRITON_INTERPRET")
+def environment_kept() -> Iterator[None]:
+    """No test switches Triton's interpreter or Ray's token mode, which a command sets for a given
+    token, for the next."""
+    before = {name: os.environ.get(name) for name in ("TRITON_INTERPRET", "RAY_AUTH_MODE")}
     yield
     after = os.environ.get("TRITON_INTERPRET")
-    if before is None:
-        os.environ.pop("TRITON_INTERPRET", None)
-    else:
-        os.environ["TRITON_INTERPRET"] = before
-    assert after == before, f"TRITON_INTERPRET is {after!r} after the test, {before!r} before it"
-
-
-@pytest.fixture(autouse=True)
-def token_mode_kept() -> Iterator[None]:
-    """No test leaves Ray's token mode, which a command sets for a given token, to the next."""
-    before = os.environ.get("RAY_AUTH_MODE")
-    yield
-    os.environ.pop("RAY_AUTH_MODE", None)
-    if before is not None:
-        os.environ["RAY_AUTH_MODE"] = before
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+    assert after == before["TRITON_INTERPRET"], f"TRITON_INTERPRET is {after!r} after the test"

@@ -36,9 +36,12 @@ def ended(place: Place, name: str) -> int:
     return sum(row.status is not None for row in place.trials(name)) if known else 0
 
 
-def begun(place: Place, text: str, *arguments: object) -> subprocess.Popen[str]:
+def begun(
+    place: Place, text: str, *arguments: object, tracked: bool = False
+) -> subprocess.Popen[str]:
     """A sweep of which 2 trials have ended."""
-    driver = place.start("run", place.spec(text), "--no-tracking", *arguments)
+    tracking = [] if tracked else ["--no-tracking"]
+    driver = place.start("run", place.spec(text), *tracking, *arguments)
     name = text.split("name: ")[1].split()[0]
     drive.wait_until("2 trials", lambda: ended(place, name) >= 2 or driver.poll() is not None)
     assert driver.poll() is None, driver.communicate()

@@ -1,4 +1,4 @@
-"""Sweeps that are signalled at any moment, and killed drivers and Rays: what stays behind."""
+"""What stays behind, and what is said, after signals at any moment and kills of drivers or Rays."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ringray.lab.store.store import Store
+from tests.chaos.struck import NODE, begun
 from tests.support import place as drive
+from tests.support import ray_heads
 from tests.support.exhaustive import exhaustive
 from tests.support.place import Place, tiny, title, wait_until
 
@@ -65,17 +68,11 @@ def test_a_signal_ends_a_sweep_with_130_at_any_moment(place: Place) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("victim", ["ringray run", "gcs_server"])
-def test_the_next_command_removes_what_a_kill_left(place: Place, victim: str) -> None:
-    """A killed driver, or a driver that ends because its Ray's GCS was killed."""
-    spec = place.spec(tiny("struck", replicas=500, repeats=50))
-    sweep = place.start("run", spec, "--no-tracking")
-    wait_until("it measures", lambda: place.sweeps() and place.sweeps()[0].counts)
-    (killed,) = [one for one in place.processes() if victim in title(one)]
+def test_the_next_command_removes_what_a_killed_driver_left(place: Place) -> None:
+    sweep = begun(place, tiny("struck", replicas=500, repeats=50))
     family = psutil.Process(sweep.pid).children(recursive=True)
-    killed.kill()
-    done = place.end(sweep)
-    assert done.code in (-signal.SIGKILL, 1, 2)
+    sweep.kill()
+    place.end(sweep)
     assert place.run("list").code == 0  # it only reads
     assert place.run("resume", "nothing").code == 2
     left = [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
@@ -87,9 +84,7 @@ def test_the_next_command_removes_what_a_kill_left(place: Place, victim: str) ->
 def test_a_sweep_whose_store_is_lost_stops_and_says_where_its_trials_are(
     place: Place, how: str
 ) -> None:
-    spec = place.spec(tiny("lost", replicas=300, repeats=50))
-    sweep = place.start("run", spec)
-    wait_until("it measures", lambda: place.sweeps() and place.sweeps()[0].counts)
+    sweep = begun(place, tiny("lost", replicas=300, repeats=50), tracked=True)
     for ending in ("", "-wal", "-shm"):
         (place.home / f"store.db{ending}").unlink()
     if how == "replaced":
@@ -105,3 +100,60 @@ def test_a_sweep_whose_store_is_lost_stops_and_says_where_its_trials_are(
     assert 0 < row.counts["ok"] < 300
     assert not _left(place)
     place.check_nothing_is_left()
+
+
+# Parts of Ray
+
+AGENTS = ("ray::RuntimeEnvAgent", "ray::DashboardAgent")  # which title themselves
+
+
+def kill(place: Place, part: str) -> None:
+    """Kills the processes whose program ends with ``part``."""
+
+    def found() -> list[psutil.Process]:
+        programs = {one: title(one).partition(" ")[0] for one in place.processes()}
+        return [one for one, program in programs.items() if program.endswith(part)]
+
+    for one in wait_until(part, found):
+        with suppress(psutil.Error):
+            one.kill()
+
+
+@pytest.mark.parametrize("part", ["/raylet", *exhaustive("/gcs_server", *AGENTS)])
+def test_a_part_of_the_embedded_ray_is_killed(place: Place, part: str) -> None:
+    running = begun(place, tiny("small", replicas=900, repeats=200), tracked=True)
+    kill(place, part)
+    done = place.end(running)
+    assert done.code == 3, done.err
+    (line,) = done.errors
+    assert "a local Ray has ended" in line
+    assert "; Ray's logs are in /" in line
+    assert "`ringray resume SWEEP` continues" in line
+    assert place.sweeps()[0].status == "interrupted"
+    assert not _left(place)
+    place.check_nothing_is_left()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", ["/gcs_server", "/raylet"])
+def test_a_part_of_an_embedded_ray_that_starts_is_killed(place: Place, part: str) -> None:
+    """It is started again, beside what is left of the first start in the driver."""
+    running = place.start("run", place.spec(tiny("small")), "--no-tracking")
+    kill(place, part)
+    done = place.end(running)
+    assert done.code == 0, done.err
+    assert f"a local Ray cannot start: its {part[1:]} has ended; Ray's logs are in /" in done.err
+    assert done.err.count("starting it again") == 1
+    assert "Traceback" not in done.err
+    place.check_nothing_is_left()
+
+
+@pytest.mark.exhaustive
+def test_the_control_plane_of_a_cluster_is_killed(place: Place) -> None:
+    with ray_heads.cluster(place, NODE) as head:
+        text = tiny("small", replicas=900, repeats=200)
+        running = begun(place, text, "--address", head.address)
+        kill(place, "/gcs_server")
+        done = place.end(running)
+    assert done.code == 3, done.err
+    assert f"Ray at {head.address} has ended or no longer answers" in done.err

@@ -1,11 +1,16 @@
-"""Each class of fault on real rings: what is recorded, what the user reads, how soon it goes on."""
+"""Each class of fault on real rings: what is recorded, what the user reads, how soon it goes on;
+and signals that all processes of a job get."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from tests.chaos import sabotage
@@ -13,6 +18,9 @@ from tests.chaos.struck import NODE, REPLICAS, begun, faults, raylet_of, recover
 from tests.support import place as drive
 from tests.support import ray_heads
 from tests.support.place import Place, tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.chaos
 
@@ -176,3 +184,86 @@ def test_a_node_on_which_rings_fail_again_and_again(place: Place) -> None:
         assert done.out.count("is excluded for the rest of this run: rings failed there 2") == 1
         assert {row.status for row in place.trials("again")} == {"ok"}
         head.check_nothing_is_held()
+
+
+def test_a_killed_rank_costs_one_try(place: Place) -> None:
+    json = place.home / "a.jsonl"
+    text = tiny("killed", size=3, replicas=REPLICAS, repeats=60)
+    driver = begun(place, text, "--json", json, tracked=True)
+    done, fault = recovered(place, driver, "killed", place.ranks()[2].kill)
+    assert done.errors == []
+    # A second fault can follow from the first only if a new ring formed with ranks of the old one.
+    assert (fault["kind"], len(fault["ranks"])) == ("rank-died", 1)
+    assert done.out.count("trying again on a new ring") == 1
+    assert "(raylet)" not in done.out
+    assert len(place.lines(json)) == REPLICAS
+    (parent,), children = place.mlflow("killed")
+    assert parent.info.status == "FINISHED"
+    assert len(children) == REPLICAS
+    place.check_nothing_is_left()
+
+
+def test_without_retries_a_killed_rank_fails_its_trial(place: Place) -> None:
+    driver = begun(place, tiny("failed", size=3, replicas=REPLICAS, repeats=60, retries=0))
+    place.ranks()[1].kill()
+    done = place.end(driver)
+    assert done.code == 1, done.out + done.err
+    rows = place.trials("failed")
+    assert sorted(row.status or "" for row in rows) == ["failed"] + ["ok"] * (REPLICAS - 1)
+    (reason,) = (row.reason or "" for row in rows if row.status == "failed")
+    assert reason.startswith("rank ")
+    assert reason in done.out
+    place.check_nothing_is_left()
+
+
+@pytest.mark.exhaustive
+def test_a_rank_that_freezes_while_its_ring_starts_costs_one_try(place: Place) -> None:
+    """It cannot be asked yet; but the other rank of its node has started."""
+    driver = place.start("run", place.spec(tiny("early")), "--no-tracking")
+
+    def starting() -> list[psutil.Process]:
+        return [rank for rank in place.ranks() if "__init__" in drive.title(rank)]
+
+    drive.wait_until("a rank starts", lambda: starting() or driver.poll() is not None)
+    frozen = starting()[0]
+    frozen.suspend()
+    done = place.end(driver)
+    assert done.code == 0, done.out + done.err
+    (row,) = place.trials("early")
+    assert (row.status, row.attempts) == ("ok", 2)
+    (fault,) = faults(row)
+    assert (fault["kind"], fault["hop"], len(fault["ranks"])) == ("stalled", "its start", 1)
+    print(f"recorded {(row.ended or 0) - (row.started or 0):.1f} s after the first try began")
+    assert not frozen.is_running()
+    place.check_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [
+        pytest.param(signal.SIGINT, os.killpg, id="terminal"),
+        pytest.param(signal.SIGTERM, os.kill, id="kill", marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGTERM, os.killpg, id="scheduler", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_a_signal_ends_it_in_order(
+    place: Place, number: signal.Signals, send: Callable[[int, int], None]
+) -> None:
+    """A terminal sends Ctrl-C to all of the driver's process group, and a scheduler that stops a
+    job SIGTERM: to the driver's own Ray too."""
+    json = place.home / "a.jsonl"
+    text = tiny("signalled", size=3, replicas=3 * REPLICAS, repeats=60)
+    driver = begun(place, text, "--json", json, tracked=True)
+    send(driver.pid, number)
+    done = place.end(driver)
+    assert done.code == 130, done.out + done.err
+    assert done.errors == []
+    assert "continue with: ringray resume signalled" in done.out
+    (sweep,) = place.sweeps()
+    assert sweep.status == "interrupted"
+    # No trial was recorded as failed because its ring was taken down under it.
+    assert set(sweep.counts) == {"ok"}
+    assert sweep.counts["ok"] == len(place.lines(json)) < 3 * REPLICAS
+    _, children = place.mlflow("signalled")
+    assert len(children) == sweep.counts["ok"]
+    place.check_nothing_is_left()
