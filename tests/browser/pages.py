@@ -6,16 +6,21 @@ downloaded.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tempfile
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ringray.lab.tracking.location import MODE
 from tests.support import programs
+from tests.support.place import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from playwright.sync_api import ConsoleMessage, Page
 
@@ -25,6 +30,14 @@ _FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--disable-dev-shm-usage", "--hide-scrollbars",
 )  # fmt: skip
+
+
+def site(folder: Path, *options: str, **variables: str) -> Path:
+    """Builds the documentation."""
+    command = [sys.executable, "-m", "mkdocs", "build", "-q", "-f", "docs/mkdocs.yml", "-d"]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"} | variables
+    subprocess.run([*command, folder, *options], cwd=REPOSITORY, env=environment, check=True)
+    return folder
 
 
 @contextmanager

@@ -10,8 +10,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,12 +18,12 @@ from urllib.parse import quote
 
 from tests.browser import pages
 from tests.support import programs, tracking_store
+from tests.support.place import REPOSITORY, Place
 from tests.support.tracking_servers import Server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-ROOT = Path(__file__).resolve().parents[2]
 STRATEGIES = """\
 version: 1
 name: which-strategy
@@ -51,21 +49,10 @@ measure:  {warmup: 1, repeats: 5, baseline: null}
 SITE = ("ten-minutes", "concepts", "choosing")
 
 
-def ringray(home: Path, *arguments: str) -> None:
-    """Runs ``ringray ARGUMENTS`` with a home of its own to its end."""
-    environment = os.environ | {
-        "RINGRAY_HOME": str(home),
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}",
-    }
-    command = [sys.executable, "-m", "ringray", *arguments]
-    subprocess.run(command, cwd=home, env=environment, check=True)
-
-
-def sweep(text: str, home: Path) -> str:
-    """Writes a spec; returns its name."""
-    name = text.split("name: ")[1].split()[0]
-    (home / f"{name}.yaml").write_text(text)
-    return name
+def ringray(place: Place, *words: object) -> None:
+    """Runs ``ringray WORDS`` to its end."""
+    done = place.run(*words, stdout=None, stderr=None, start_new_session=False)
+    assert done.code == 0, words
 
 
 def tracked(uri: str, name: str) -> dict[str, Any]:
@@ -85,30 +72,26 @@ def save(page: Page, path: Path, clip: dict[str, float] | None = None) -> None:
     print(f"{path.name}: {path.stat().st_size >> 10} KiB")
 
 
-def report(home: Path, name: str, folder: Path) -> None:
+def report(place: Place, name: str, folder: Path) -> None:
     """Pictures of a sweep's report at two widths, and of the comparison of two others."""
-    ringray(home, "report", name, "-o", "report.html")
+    ringray(place, "report", name, "-o", "report.html")
     for store in ("before.db", "after.db") * 4:  # in turns
-        spec = str(ROOT / "experiments" / "compare.yaml")
-        ringray(home, "run", spec, "--store", store, "--again")
-    ringray(home, "compare", "before.db", "after.db", "--html", "compare.html")
+        spec = REPOSITORY / "experiments" / "compare.yaml"
+        ringray(place, "run", spec, "--store", store, "--again")
+    ringray(place, "compare", "before.db", "after.db", "--html", "compare.html")
     for file, picture, width, height in (
         ("report", "report", 1280, 1500),
         ("report", "report-narrow", 400, 1500),
         ("compare", "compare", 1040, 900),
     ):
         with pages.opened(width, height) as page:
-            page.goto((home / f"{file}.html").as_uri())
+            page.goto((place.home / f"{file}.html").as_uri())
             save(page, folder / f"{picture}.png")
 
 
 def site(home: Path, folder: Path) -> None:
     """Pictures of pages of the documentation."""
-    config, to = ROOT / "docs" / "mkdocs.yml", home / "site"
-    subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "-q", "-f", str(config), "-d", str(to)],
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, check=True,
-    )  # fmt: skip
+    to = pages.site(home / "site")
     for name in SITE:
         with pages.opened(1280, 800) as page:
             page.goto((to / "docs" / f"{name}.html").as_uri())
@@ -119,21 +102,21 @@ def site(home: Path, folder: Path) -> None:
 def main() -> int:
     """Writes the pictures into the folder that is given."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs" / "images")
+    parser.add_argument("folder", type=Path, nargs="?", default=REPOSITORY / "docs" / "images")
     folder = parser.parse_args().folder
     if programs.browser() is None:
         print("no Chromium on this machine (Debian: apt-get install chromium)", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="ringray-shots-") as place:
-        home = Path(place)
+    with tempfile.TemporaryDirectory(prefix="ringray-shots-") as temporary:
+        home = Path(temporary)
         server = Server(home, f"sqlite:///{home}/server.db")
         server.start()
+        place = Place(home, home, {"MLFLOW_TRACKING_URI": server.uri}, unset=("RAY_TMPDIR",))
         try:
-            os.environ["MLFLOW_TRACKING_URI"] = server.uri
-            names = [sweep(text, home) for text in (STRATEGIES, BLOCKS)]
-            for name in names:
-                ringray(home, "run", f"{name}.yaml")
-            one, other = (tracked(server.uri, name) for name in names)
+            specs = [place.spec(text) for text in (STRATEGIES, BLOCKS)]
+            for spec in specs:
+                ringray(place, "run", spec)
+            one, other = (tracked(server.uri, spec.stem) for spec in specs)
             with pages.opened(1440, 900) as page:
                 views = pages.Views(page, server.uri, one["experiment"], one["run"])
                 views.parent()
@@ -152,7 +135,7 @@ def main() -> int:
                 views = pages.Views(page, server.uri, other["experiment"], other["run"])
                 views.figure("blocks")
                 save(page, folder / "mlflow-blocks.png")
-            report(home, names[0], folder)
+            report(place, specs[0].stem, folder)
             site(home, folder)
         finally:
             server.stop()

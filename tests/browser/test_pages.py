@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -17,9 +14,11 @@ from ringray.lab.tracking.tracker import sync
 from ringray.lab.trial.outcome import SyncState, record_line
 from tests.browser import pages
 from tests.support import report_store, tracking_store
+from tests.support.place import REPOSITORY
 from tests.support.tracking_servers import sqlite_server
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.slow
@@ -90,20 +89,13 @@ def test_the_runs_of_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation, built as `make docs` does: a broken link ends it."""
     pytest.importorskip("mkdocs", reason="pip install 'ringray[docs]'")
-    folder = tmp_path_factory.mktemp("site") / "site"
-    config = ROOT / "docs" / "mkdocs.yml"
-    subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config, "-d", folder],
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9"},
-        check=True,
-    )  # fmt: skip
-    return folder
+    return pages.site(tmp_path_factory.mktemp("site"), "--strict", http_proxy="http://127.0.0.1:9")
 
 
 @pytest.mark.slow
 def test_every_page_of_the_repository_is_in_the_site(site: Path) -> None:
-    for source in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
-        name = source.relative_to(ROOT).with_suffix(".html")
+    for source in [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")]:
+        name = source.relative_to(REPOSITORY).with_suffix(".html")
         assert (site / ("index.html" if name.stem == "README" else name)).is_file(), name
     assert "<!-- generated" not in (site / "docs" / "choosing.html").read_text(encoding="utf-8")
 

@@ -55,20 +55,6 @@ def submitted(head: Head, spec: Path, *more: object) -> Done:
     return head.place.end(submit(head, spec, *more))
 
 
-def in_its_middle(head: Head, name: str, *more: object) -> tuple[Path, subprocess.Popen[str]]:
-    """A job that has ended at least 3 of its trials, each of which takes a while."""
-    spec = head.place.spec(tiny(name, replicas=REPLICAS, repeats=400))
-    command = submit(head, spec, *more)
-    drive.wait_until("3 trials", lambda: ended(head.place, name) >= 3 or command.poll())
-    return spec, command
-
-
-def attempts(head: Head, name: str) -> list[str]:
-    """The names of a sweep's jobs."""
-    jobs = head.ask("/api/jobs/")
-    return sorted(j["submission_id"] for j in jobs if (j["metadata"] or {}).get("name") == name)
-
-
 @pytest.mark.chaos
 def test_a_job_is_followed_and_its_results_stay(head: Head) -> None:
     spec = head.place.spec(tiny("followed", replicas=3))
@@ -93,7 +79,9 @@ def test_a_job_is_followed_and_its_results_stay(head: Head) -> None:
 
 @pytest.mark.chaos
 def test_detached_attached_and_stopped(head: Head) -> None:
-    spec, detached = in_its_middle(head, "stopped", "--detach")
+    spec = head.place.spec(tiny("stopped", replicas=REPLICAS, repeats=400))
+    detached = submit(head, spec, "--detach")
+    drive.wait_until("3 trials", lambda: ended(head.place, "stopped") >= 3 or detached.poll())
     done = head.place.end(detached)
     assert done.code == 0, done.err
     assert f"follow: ringray submit {spec} --address {head.url}" in done.out
@@ -129,7 +117,9 @@ def test_detached_attached_and_stopped(head: Head) -> None:
     rows = head.place.trials("stopped")
     assert [row.status for row in rows] == ["ok"] * REPLICAS
     assert {row.key: row for row in rows if row.key in before} == before
-    assert [name[-2:] for name in attempts(head, "stopped")] == ["-1", "-2"]
+    jobs = head.ask("/api/jobs/")
+    names = [x["submission_id"] for x in jobs if (x["metadata"] or {}).get("name") == "stopped"]
+    assert sorted(name[-2:] for name in names) == ["-1", "-2"]
     late = head.place.run("stop", spec, "--address", head.url)
     assert (late.code, "has ended already: complete" in late.out) == (0, True)
 

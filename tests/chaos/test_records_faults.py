@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,6 @@ def _configs(lines: list[dict[str, Any]]) -> list[int]:
     return sorted(line["config"]["replica"] for line in lines)
 
 
-def _fill(path: Path) -> None:
-    with path.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 512)
-        except OSError:
-            return
-
-
 @pytest.mark.parametrize("full", ["store", *exhaustive("json")])
 def test_a_disk_that_fills_in_the_middle(place: Place, small_disk: Path, full: str) -> None:
     store = small_disk / "store.db" if full == "store" else place.home / "store.db"
@@ -58,7 +50,9 @@ def test_a_disk_that_fills_in_the_middle(place: Place, small_disk: Path, full: s
     drive.wait_until(
         "some trials", lambda: len(place.lines(json)) >= 3 or driver.poll() is not None
     )
-    _fill(small_disk / "filler")
+    with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 512)
     done = place.end(driver)
     assert done.code == 2, done.out + done.err
     assert "Traceback" not in done.err
@@ -87,7 +81,7 @@ def test_a_disk_that_fills_in_the_middle(place: Place, small_disk: Path, full: s
     assert len(children) == REPLICAS
 
 
-_DIES_BETWEEN = """
+_DIES_BETWEEN = """if True:
     import os, signal, sys
     from ringray.lab import cli
     from ringray.lab.driver.json_lines import JsonLines
@@ -105,9 +99,8 @@ _DIES_BETWEEN = """
 
 def test_a_line_that_a_kill_kept_away_is_written(place: Place) -> None:
     spec, json = place.spec(tiny("between", replicas=12)), place.home / "a.jsonl"
-    code = "\n".join(line[4:] for line in _DIES_BETWEEN.splitlines())
     done = subprocess.run(
-        [sys.executable, "-c", code, "run", str(spec), "--json", str(json)],
+        [sys.executable, "-c", _DIES_BETWEEN, "run", str(spec), "--json", str(json)],
         env=place.environment, cwd=place.home, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL, done.stderr
