@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -24,22 +23,17 @@ from ringray.comm.batch import Batch, Packed
 from ringray.comm.ring import connect
 from ringray_kernels import testing
 from tests.support import host_reads
+from tests.support.backend_problems import ON_GPU
 from tests.support.exhaustive import exhaustive
 from tests.support.ranks import Case, on_ring
 
 MASKS: tuple[dict[str, Any], ...] = (
     {}, {"causal": False}, {"window": 9}, {"cu_seqlens": torch.tensor([0, 5, 5, 40, 64])},
 )  # fmt: skip
-GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="TRITON_INTERPRET is set"),
-    pytest.mark.timeout(300, method="thread"),
-]
 
 
 def gpu(test: Any) -> Any:
-    for mark in GPU:
+    for mark in ON_GPU:
         test = mark(test)
     return test
 

@@ -21,17 +21,21 @@ from ringray_kernels.checks import DTYPES
 from tests.support.backend_problems import (
     LAYOUTS,
     MASKS,
+    NAN,
     Problem,
-    able,
+    both,
     check,
     compute,
+    hidden_may_hold_anything,
+    hold,
     interpreted,
     layouts,
     shared_heads,
 )
 from tests.support.exhaustive import exhaustive
 
-NAN = float("nan")
+EVERYONE = torch.arange(61)
+HALVES = [EVERYONE[::2].contiguous(), EVERYONE[1::2].contiguous()]
 
 
 @pytest.mark.parametrize(
@@ -44,8 +48,7 @@ NAN = float("nan")
 )
 def test_masks_dtypes_and_shared_heads(backend: str, case: tuple[str, torch.dtype, int]) -> None:
     mask, dtype, kv_heads = case
-    problem = Problem(heads=4, kv_heads=kv_heads, dtype=dtype, **MASKS[mask])
-    check(problem, compute(backend, problem, problem.inputs))
+    hold(backend, Problem(heads=4, kv_heads=kv_heads, dtype=dtype, **MASKS[mask]))
 
 
 @pytest.mark.parametrize(
@@ -53,9 +56,7 @@ def test_masks_dtypes_and_shared_heads(backend: str, case: tuple[str, torch.dtyp
 )
 def test_head_dims(backend: str, head_dim: int) -> None:
     for dtype in DTYPES[1:2] if interpreted(backend) else DTYPES:
-        problem = Problem(head_dim=head_dim, dtype=dtype, kv_heads=1)
-        if able(backend, problem):
-            check(problem, compute(backend, problem, problem.inputs))
+        hold(backend, Problem(head_dim=head_dim, dtype=dtype, kv_heads=1))
 
 
 @pytest.mark.parametrize(
@@ -64,15 +65,11 @@ def test_head_dims(backend: str, head_dim: int) -> None:
 def test_values_of_another_head_dim(backend: str, dims: tuple[int, int]) -> None:
     """MLA's keys are wider than its values; and parts of all hops are merged."""
     head_dim, value_dim = dims
-    everyone = torch.arange(61)
     for dtype in DTYPES[1:2] if interpreted(backend) else DTYPES:
         problem = Problem(head_dim=head_dim, value_dim=value_dim, dtype=dtype, kv_heads=1)
-        if not able(backend, problem):
-            continue
-        for with_out in (True,) if interpreted(backend) else (True, False):
-            parts = [everyone[::2].contiguous(), everyone[1::2].contiguous()]
-            result = compute(backend, problem, problem.inputs, parts, with_out=with_out)
-            check(problem, result, f"out {with_out}")
+        hold(backend, problem, HALVES, with_out=True)
+        if not interpreted(backend):  # it makes no use of out
+            hold(backend, problem, HALVES)
 
 
 # Values of each type of ``blocks``: few blocks and many.
@@ -98,8 +95,7 @@ def test_long_enough_for_several_calls(backend: str, cut: int) -> None:
     for mask in ({}, {"window": 130}, {"causal": False, "cu": (0, 201, 777)}):
         rows = 77 if blocks == 1 else 177 if interpreted(backend) else 777
         changed = {**mask, "cu": (0, 20, rows)} if "cu" in mask else mask
-        problem = Problem(rows=rows, head_dim=16, blocks=blocks, **changed)
-        check(problem, compute(backend, problem, problem.inputs))
+        hold(backend, Problem(rows=rows, head_dim=16, blocks=blocks, **changed))
 
 
 @pytest.mark.parametrize(
@@ -117,14 +113,9 @@ def test_hops_are_merged_into_attention_over_all_keys(backend: str, case: tuple[
         pytest.skip("this backend makes no use of out")
     for dtype in DTYPES[:1] if interpreted(backend) else DTYPES:
         problem = Problem(dtype=dtype, **shared_heads(backend), **MASKS[mask])
-        everyone = torch.arange(problem.rows)
-        for parts in (
-            [everyone[::2].contiguous(), everyone[1::2].contiguous()],
-            [everyone[40:], everyone[:20], everyone[20:40]],
-            [everyone[i::4].contiguous() for i in (3, 0, 2, 1)],
-        ):
-            result = compute(backend, problem, problem.inputs, parts, with_out=with_out)
-            check(problem, result, f"{len(parts)} parts, out {with_out}")
+        neighbours = [EVERYONE[40:], EVERYONE[:20], EVERYONE[20:40]]
+        quarters = [EVERYONE[i::4].contiguous() for i in (3, 0, 2, 1)]
+        hold(backend, problem, HALVES, neighbours, quarters, with_out=with_out)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -145,94 +136,39 @@ def test_each_batch_entry_may_have_its_own_intervals(backend: str) -> None:
     q, k, v, dout = problems[0].inputs
     bounds = [problem.intervals(torch.arange(61)) for problem in problems]
     start, end = (torch.cat([one[i] for one in bounds]) for i in (0, 1))
-    more: dict[str, Any] = {"scale": problems[0].scale, "backend": backend}
-    state = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
-    delta = (dout * state.out).sum(-1)
-    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
-    backward(
-        dout, q, k, v, state.lse, delta, start, end, dq=dq, dk=dk, dv=dv, out=state.out, **more
-    )
+    got = both(backend, (q, k, v, dout), start, end, scale=problems[0].scale)
     for b, problem in enumerate(problems):
         want = compute(backend, problem, (q, k, v, dout))
-        torch.testing.assert_close(state.out[b], want.out[b])
-        torch.testing.assert_close(state.lse[b], want.lse[b])
-        for got, name in ((dq, "dq"), (dk, "dk"), (dv, "dv")):
-            torch.testing.assert_close(got[b], want.grads[name][b], atol=1e-5, rtol=1e-4)
+        for x, y in zip(got, (want.out, want.lse, *want.grads.values()), strict=True):
+            torch.testing.assert_close(x[b], y[b], atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("hidden", [(0, 20), (20, 41), (0, 61)])
-def test_rows_that_see_nothing(backend: str, hidden: tuple[int, int]) -> None:
-    """Their out is 0, their lse -inf, and whatever q and dout hold there reaches nothing."""
-    problem = Problem(batch=2, heads=4, kv_heads=2)
-    q, k, v, dout = (x.clone() for x in problem.inputs)
-    first, stop = hidden
-    rows = torch.arange(61, dtype=torch.int32)
-    end = rows[None] + 1
-    start = torch.where(rows < first, 0, torch.where(rows < stop, rows + 1, stop)).int()[None]
-    blind = (start >= end)[0]
-    clean = _both(backend, (q, k, v, dout), start, end, problem.scale)
-    q[:, :, blind] = NAN
-    dout[:, :, blind] = NAN
-    state, dq, dk, dv = _both(backend, (q, k, v, dout), start, end, problem.scale)
-    assert (state.out[:, :, blind] == 0).all()
-    assert (state.lse[:, :, blind] == -torch.inf).all()
-    assert (dq[:, :, blind] == 0).all()
-    for got, want in zip((*state, dq, dk, dv), (*clean[0], *clean[1:]), strict=True):
-        assert torch.equal(got, want)
-        assert not got.isnan().any()
-
-
-def _both(
-    backend: str,
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
-    start: Tensor,
-    end: Tensor,
-    scale: float,
-) -> tuple[State, Tensor, Tensor, Tensor]:
-    q, k, v, dout = inputs
-    state = forward(q, k, v, start, end, scale=scale, out_dtype=q.dtype, backend=backend)
-    delta = (dout.float() * state.out.float()).sum(-1).masked_fill(state.lse == -torch.inf, 0.0)
-    dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))
-    backward(
-        dout, q, k, v, state.lse, delta, start, end, scale=scale, dq=dq, dk=dk, dv=dv,
-        out=state.out, backend=backend,
-    )  # fmt: skip
-    return state, dq, dk, dv
-
-
-@pytest.mark.parametrize("dtype", [DTYPES[0], *exhaustive(*DTYPES[1:])], ids=str)
-def test_keys_that_nobody_sees_may_hold_anything(backend: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "case",
+    [
+        *itertools.product([(0, 20), (20, 41), (0, 61)], DTYPES[:1]),
+        *exhaustive(*itertools.product([(20, 41)], DTYPES[1:])),
+    ],
+    ids=str,
+)
+def test_hidden_rows_and_keys_may_hold_anything(
+    backend: str, case: tuple[tuple[int, int], torch.dtype]
+) -> None:
     """Padding stands at a shard's end; a window also hides the keys before it."""
+    (first, stop), dtype = case
     problem = Problem(batch=2, heads=4, kv_heads=2, dtype=dtype)
-    q, k, v, dout = problem.inputs
-    start, end = (x.clone() for x in problem.intervals(torch.arange(61)))
-    start, end = start.clamp(min=7, max=50), end.clamp(min=7, max=50)
-    clean = _both(backend, (q, k, v, dout), start, end, problem.scale)
-    for poison in (NAN, float("inf")):
-        bad_k, bad_v = k.clone(), v.clone()
-        for x in (bad_k, bad_v):
-            x[:, :, :7] = poison
-            x[:, :, 50:] = poison
-        state, dq, dk, dv = _both(backend, (q, bad_k, bad_v, dout), start, end, problem.scale)
-        for got, want in zip((*state, dq, dk, dv), (*clean[0], *clean[1:]), strict=True):
-            assert torch.equal(got, want)
-        assert (dk[:, :, :7] == 0).all()
-        assert (dv[:, :, 50:] == 0).all()
+    rows = torch.arange(61, dtype=torch.int32)
+    start = torch.where(rows < first, 7, torch.where(rows < stop, rows + 1, stop)).int()[None]
+    end = torch.maximum(start, (rows + 1).clamp(7, 50))
+    hidden_may_hold_anything(backend, problem.inputs, start, end, scale=problem.scale)
 
 
 def test_gradients_are_added_to_what_is_there(backend: str) -> None:
     problem = Problem(batch=2, heads=4, kv_heads=2)
-    q, k, v, dout = problem.inputs
-    start, end = problem.intervals(torch.arange(61))
-    state, dq, dk, dv = _both(backend, (q, k, v, dout), start, end, problem.scale)
-    more = [torch.full_like(x, 100.0) for x in (dq, dk, dv)]
-    delta = (dout * state.out).sum(-1)
-    backward(
-        dout, q, k, v, state.lse, delta, start, end, scale=problem.scale, dq=more[0], dk=more[1],
-        dv=more[2], out=state.out, backend=backend,
-    )  # fmt: skip
-    for got, want in zip(more, (dq, dk, dv), strict=True):
-        torch.testing.assert_close(got - 100.0, want, atol=2e-4, rtol=1e-4)
+    asked = (backend, problem.inputs, *problem.intervals(EVERYONE))
+    want, got = (both(*asked, scale=problem.scale, filled=x) for x in (0.0, 100.0))
+    for x, y in zip(got[2:], want[2:], strict=True):
+        torch.testing.assert_close(x - 100.0, y, atol=2e-4, rtol=1e-4)
 
 
 def test_identical_runs_are_bitwise_equal(backend: str) -> None:
@@ -257,9 +193,10 @@ def test_more_and_fewer_keys_than_queries(backend: str) -> None:
         q, k, v, dout = (torch.randn(2, 2, n, 16) for n in (rows, keys, keys, rows))
         start = torch.zeros(1, rows, dtype=torch.int32)
         end = torch.full((1, rows), keys, dtype=torch.int32)
-        got = _both(backend, (q, k, v, dout), start, end, 0.3)
-        want = _both("reference", (q, k, v, dout), start, end, 0.3)
-        for a, b in zip((*got[0], *got[1:]), (*want[0], *want[1:]), strict=True):
+        got, want = (
+            both(x, (q, k, v, dout), start, end, scale=0.3) for x in (backend, "reference")
+        )
+        for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
 
 
@@ -282,12 +219,10 @@ def test_every_finite_scale(backend: str, case: tuple[float, str]) -> None:
         rows = 61 if interpreted(backend) or mask != "causal" else 131  # enough for causal calls
         more = {"rows": rows, "factor": factor, **MASKS[mask]}
         problem = Problem(heads=4, kv_heads=2, dtype=dtype, **more)
-        everyone = torch.arange(problem.rows)
-        for parts in (None, [everyone[::2].contiguous(), everyone[1::2].contiguous()]):
-            check(problem, compute(backend, problem, problem.inputs, parts), f"{mask} {parts}")
-            if not interpreted(backend):  # it makes no use of out
-                compared = compute(backend, problem, problem.inputs, parts, with_out=False)
-                check(problem, compared, f"{mask} {parts}, without out")
+        everyone = torch.arange(rows)
+        parts = [everyone], [everyone[::2].contiguous(), everyone[1::2].contiguous()]
+        for with_out in (True,) if interpreted(backend) else (True, False):
+            hold(backend, problem, *parts, with_out=with_out)
 
 
 def test_other_scales_are_refused(backend: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import os
 import pkgutil
 import sys
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringray_kernels import Blocks, State, backward, delta, forward
+from ringray_kernels import Blocks
 from ringray_kernels.api import load_backend
 from ringray_kernels.backends import GPU_ONLY
 from ringray_kernels.bench.watchdog import Watchdog
@@ -26,23 +25,19 @@ from ringray_kernels.checks import DTYPES
 from ringray_kernels.defaults import PORTABLE
 from tests.support.backend_problems import (
     LAYOUTS,
+    ON_GPU,
     Problem,
     Result,
     check,
     compute,
+    hidden_may_hold_anything,
     layouts,
+    nobody_sees_anything,
 )
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="TRITON_INTERPRET is set"),
-    pytest.mark.timeout(300, method="thread"),
-]
-
+pytestmark = ON_GPU
 PATIENCE_S = 60.0
 
-NAN = float("nan")
 ROWS = 333
 HEAD_DIMS = (16, 64, 80, 128, 256)
 MASKS: dict[str, dict[str, Any]] = {
@@ -181,64 +176,17 @@ def test_rows_that_nobody_sees_may_hold_anything(
     """Keys outside of every interval, and queries whose interval is empty."""
     blocks = blocks_of(path, head_dim, dtype)
     case = problem("causal", head_dim, dtype=dtype)
-    q, k, v, dout = case.inputs
-    start, end = case.intervals(case.everyone)
-    start, end = start.clamp(min=7, max=300), end.clamp(min=7, max=300)
+    start, end = (x.clamp(7, 300) for x in case.intervals(case.everyone))
     end[:, 300:] = start[:, 300:] = 300  # these see nothing, as those before row 7
-    blind = (start >= end)[0]
-    assert 0 < int(blind.sum()) < ROWS
-
-    def both(q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> list[Tensor]:
-        more: dict[str, Any] = {"scale": case.scale, "backend": "triton", "blocks": blocks}
-        out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
-        rows = delta(dout, out, lse, backend="triton")
-        dq, dk, dv = (torch.zeros(x.shape, device="cuda") for x in (q, k, v))
-        backward(dout, q, k, v, lse, rows, start, end, dq=dq, dk=dk, dv=dv, out=out, **more)
-        return [out, lse, dq, dk, dv]
-
-    clean = both(q, k, v, dout)
-    for poison in (NAN, float("inf")):
-        bad = [x.clone() for x in (q, k, v, dout)]
-        for x in (bad[0], bad[3]):
-            x[:, :, blind] = poison
-        for x in (bad[1], bad[2]):
-            x[:, :, :7] = poison
-            x[:, :, 300:] = poison
-        got = both(*bad)
-        for x, want in zip(got, clean, strict=True):
-            assert torch.equal(x, want)
-            assert not x.isnan().any()
-        assert (got[0][:, :, blind] == 0).all()
-        assert (got[1][:, :, blind] == -torch.inf).all()
-        assert (got[3][:, :, :7] == 0).all()
+    hidden_may_hold_anything("triton", case.inputs, start, end, scale=case.scale, blocks=blocks)
 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("at", [0, 128, 300, 333])
 def test_a_hop_in_which_nobody_sees_anything(at: int, head_dim: int, path: str) -> None:
-    """The position of empty intervals and the content of unseen keys must not matter."""
-    case = problem("causal", head_dim, blocks=blocks_of(path, head_dim))
-    q, k, v, dout = case.inputs
-    k.fill_(NAN)
-    v.fill_(NAN)
-    nothing = torch.full((1, ROWS), at, dtype=torch.int32, device="cuda")
-    found = State(torch.randn(q.shape, device="cuda"), torch.randn(q.shape[:3], device="cuda"))
-    more: dict[str, Any] = {"scale": case.scale, "backend": "triton", "blocks": case.blocks}
-    for out_dtype in (q.dtype, torch.float32):
-        out, lse = forward(q, k, v, nothing, nothing, out_dtype=out_dtype, **more)
-        assert (out == 0).all()
-        assert (lse == -torch.inf).all()
-        state = State(found.out.clone(), found.lse.clone())
-        out, lse = forward(q, k, v, nothing, nothing, state=state, out_dtype=out_dtype, **more)
-        torch.testing.assert_close(out, found.out.to(out_dtype))
-        torch.testing.assert_close(lse, found.lse)
-    grads = [torch.ones(x.shape, device="cuda") for x in (q, k, v)]
-    backward(
-        dout, q, k, v, found.lse, found.lse, nothing, nothing, dq=grads[0], dk=grads[1],
-        dv=grads[2], **more,
-    )  # fmt: skip
-    assert all((x == 1).all() for x in grads)
+    blocks = blocks_of(path, head_dim)
+    nobody_sees_anything("triton", problem("causal", head_dim, blocks=blocks), at)
 
 
 def compiled() -> int:

@@ -5,7 +5,6 @@ On a CPU the two backends that are fast there; on a GPU all of them.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -16,14 +15,8 @@ from ringray_kernels import testing
 from ringray_kernels.api import Features, load_backend
 from ringray_kernels.backends import BACKENDS
 from tests.support import pair_checks
-from tests.support.backend_problems import DROPOUT_SEED, Problem, Result, check
+from tests.support.backend_problems import DROPOUT_SEED, ON_GPU, Problem, Result, check
 
-ON_GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="TRITON_INTERPRET is set"),
-    pytest.mark.timeout(300, method="thread"),
-]
 PLACES = [
     *(pytest.param("cpu", name) for name in ("aten", "reference")),
     *(pytest.param("cuda", name, marks=ON_GPU) for name in BACKENDS),

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ringray_kernels import Blocks, State, backward, delta, forward
+from ringray_kernels import Blocks, forward
 from ringray_kernels.api import load_backend
 from ringray_kernels.backends.triton import arguments
 from ringray_kernels.checks import DTYPES
 from ringray_kernels.config import TARGETS, BlockConfig
 from ringray_kernels.config import Problem as KernelProblem
-from tests.support.backend_problems import Problem, check, compute
+from tests.support.backend_problems import (
+    Problem,
+    hidden_may_hold_anything,
+    hold,
+    nobody_sees_anything,
+)
 from tests.support.exhaustive import exhaustive
 
 SMALL = Blocks.parse("forward=32x32/4/2,dq=32x32/4/2,dkv=32x32/4/2")
@@ -51,39 +55,22 @@ CUTS = {
 
 @pytest.mark.parametrize("cut", CUTS)
 def test_ways_to_cut(cut: str) -> None:
-    problem = Problem(heads=4, kv_heads=1, rows=ROWS, head_dim=16, blocks=Blocks.parse(CUTS[cut]))
-    check(problem, compute("triton", problem, problem.inputs))
+    blocks = Blocks.parse(CUTS[cut])
+    hold("triton", Problem(heads=4, kv_heads=1, rows=ROWS, head_dim=16, blocks=blocks))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *exhaustive(torch.float16)], ids=str)
 def test_hops_that_most_rows_or_all_do_not_see(dtype: torch.dtype) -> None:
     problem = Problem(heads=1, kv_heads=1, rows=450, head_dim=16, dtype=dtype, window=40)
-    shards = [problem.everyone[first : first + 150] for first in (300, 150, 0)]
-    check(problem, compute("triton", problem, problem.inputs, shards))
+    hold("triton", problem, [problem.everyone[first : first + 150] for first in (300, 150, 0)])
 
 
 @pytest.mark.parametrize(("dtype", "at"), [*zip(DTYPES, (0, 31, 300), strict=True)], ids=str)
-def test_a_hop_in_which_nobody_sees_anything(dtype: torch.dtype, at: int) -> None:
-    """The position of empty intervals and the content of unseen keys must not matter."""
-    generator = torch.Generator().manual_seed(at)
-    q = torch.randn(1, 2, 130, 16, generator=generator).to(dtype)
-    k, v = (torch.full((1, 1, 300, 16), float("nan"), dtype=dtype) for _ in range(2))
-    nothing = torch.full((1, 130), at, dtype=torch.int32)
-    found = State(
-        torch.randn(q.shape, generator=generator), torch.randn(q.shape[:3], generator=generator)
-    )
-    for blocks, out_dtype in itertools.product((SMALL, None), {dtype, torch.float32}):
-        more: dict[str, Any] = {
-            "scale": 0.2, "blocks": blocks, "out_dtype": out_dtype, "backend": "triton",
-        }  # fmt: skip
-        out, lse = forward(q, k, v, nothing, nothing, **more)
-        assert out.dtype == out_dtype
-        assert (out == 0).all()
-        assert (lse == -torch.inf).all()
-        state = State(found.out.clone(), found.lse.clone())
-        out, lse = forward(q, k, v, nothing, nothing, state=state, **more)
-        torch.testing.assert_close(out, found.out.to(out_dtype))
-        torch.testing.assert_close(lse, found.lse)
+@pytest.mark.parametrize("blocks", [SMALL, None], ids=str)
+def test_a_hop_in_which_nobody_sees_anything(
+    dtype: torch.dtype, at: int, blocks: Blocks | None
+) -> None:
+    nobody_sees_anything("triton", Problem(rows=300, head_dim=16, dtype=dtype, blocks=blocks), at)
 
 
 def test_non_finite_inputs_pass_through() -> None:
@@ -105,23 +92,10 @@ def test_non_finite_inputs_pass_through() -> None:
 @pytest.mark.parametrize("blocks", [SMALL, Blocks.parse(CUTS["descriptors"])], ids=str)
 def test_keys_between_those_of_a_block_may_hold_anything(blocks: Blocks) -> None:
     """The first block of rows sees keys on both sides of them."""
-    q, k, v, dout = Problem(rows=ROWS, head_dim=16).inputs
     rows = torch.arange(ROWS)
     start, end = torch.where(rows < 10, 0, 50).int(), torch.where(rows < 10, 20, ROWS).int()
-    hidden = slice(20, 50)
-    results = []
-    for poisons in ((0.0, 0.0), (float("nan"), float("inf"))):
-        k[:, :, hidden], v[:, :, hidden] = poisons
-        arguments: dict[str, Any] = {"scale": 0.2, "backend": "triton", "blocks": blocks}
-        out, lse = forward(q, k, v, start[None], end[None], **arguments)
-        total = delta(dout, out, lse, backend="triton")
-        grads = [torch.zeros(x.shape) for x in (q, k, v)]
-        dq, dk, dv = grads
-        backward(
-            dout, q, k, v, lse, total, start[None], end[None], dq=dq, dk=dk, dv=dv, **arguments
-        )
-        results.append([out, lse, *grads])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    inputs = Problem(rows=ROWS, head_dim=16).inputs
+    hidden_may_hold_anything("triton", inputs, start[None], end[None], scale=0.2, blocks=blocks)
 
 
 def test_offsets_that_32_bits_do_not_hold_are_not_used() -> None:

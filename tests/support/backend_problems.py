@@ -11,13 +11,21 @@ import torch
 from torch import Tensor
 
 from ringray_kernels import Blocks, State, testing
-from ringray_kernels.api import Features, backward, forward, load_backend
+from ringray_kernels.api import Features, backward, delta, forward, load_backend
 from ringray_kernels.bias import Bias
 from ringray_kernels.dropout import Dropout
 from ringray_kernels.intervals import Positions, intervals, visible_ranges
 from ringray_kernels.merge import merge_sinks_, sink_gradients
 
 DROPOUT_SEED = 0x2000000190000001  # two words, and the sign of one
+NAN = float("nan")
+# Marks of what a real GPU runs.
+ON_GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.skipif(bool(os.environ.get("TRITON_INTERPRET")), reason="TRITON_INTERPRET is set"),
+    pytest.mark.timeout(300, method="thread"),
+]
 
 MASKS: dict[str, dict[str, Any]] = {
     "full": {"causal": False},
@@ -276,3 +284,70 @@ def able(backend: str, problem: Problem) -> bool:
     with pytest.raises(ValueError, match=f"backend '{backend}': .*(aten|reference).* can"):
         forward(q, k, v, start, end, backend=backend, **more)
     return False
+
+
+def hold(
+    backend: str, problem: Problem, *parts: list[Tensor], with_out: bool | None = None
+) -> None:
+    """Checks what ``backend`` computes, of keys in each of ``parts``: by default of all at once."""
+    if able(backend, problem):
+        for keys in parts or ([torch.arange(problem.rows)],):
+            told = len(keys) == 1 if with_out is None else with_out
+            result = compute(backend, problem, problem.inputs, keys, with_out=told)
+            check(problem, result, f"{len(keys)} parts, out {told}")
+
+
+def both(
+    backend: str, inputs: Any, start: Tensor, end: Tensor, *, filled: float = 0.0, **more: Any
+) -> list[Tensor]:
+    """out, lse, dq, dk and dv of one hop; gradients are added to what is there."""
+    q, k, v, dout = inputs
+    more |= {"backend": backend}
+    out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
+    rows = delta(dout, out, lse, backend=backend)
+    grads = [torch.full(x.shape, filled, device=q.device) for x in (q, k, v)]
+    into = dict(zip(("dq", "dk", "dv"), grads, strict=True))
+    backward(dout, q, k, v, lse, rows, start, end, out=out, **into, **more)
+    return [out, lse, *grads]
+
+
+def hidden_may_hold_anything(
+    backend: str, inputs: Any, start: Tensor, end: Tensor, **more: Any
+) -> None:
+    """q and dout of rows that see nothing, k and v of keys that no row sees."""
+    positions = torch.arange(inputs[1].shape[2], device=start.device)
+    seen = (positions >= start[0, :, None]) & (positions < end[0, :, None])
+    rows, keys = ~seen.any(1), ~seen.any(0)
+    clean = both(backend, inputs, start, end, **more)
+    for poison in (NAN, float("inf")):
+        bad = [x.clone() for x in inputs]
+        for x, which in zip(bad, (rows, keys, keys, rows), strict=True):
+            x[:, :, which] = poison
+        got = both(backend, bad, start, end, **more)
+        for x, want in zip(got, clean, strict=True):
+            assert torch.equal(x, want)
+            assert not x.isnan().any()
+        for x, which in zip(got, (rows, rows, rows, keys, keys), strict=True):
+            assert (x[:, :, which] == (-torch.inf if x is got[1] else 0)).all()
+
+
+def nobody_sees_anything(backend: str, problem: Problem, at: int) -> None:
+    """The position of empty intervals and the content of unseen keys must not matter."""
+    q, k, v, dout = problem.inputs
+    k.fill_(NAN)
+    v.fill_(NAN)
+    nothing = torch.full((1, problem.rows), at, dtype=torch.int32, device=problem.device)
+    earlier = [torch.randn(shape, device=problem.device) for shape in (q.shape, q.shape[:3])]
+    more: dict[str, Any] = {"scale": problem.scale, "backend": backend, "blocks": problem.blocks}
+    for out_dtype in (q.dtype, torch.float32):
+        out, lse = forward(q, k, v, nothing, nothing, out_dtype=out_dtype, **more)
+        assert out.dtype == out_dtype
+        assert (out == 0).all()
+        assert (lse == -torch.inf).all()
+        state = State(*(x.clone() for x in earlier))
+        out, lse = forward(q, k, v, nothing, nothing, state=state, out_dtype=out_dtype, **more)
+        torch.testing.assert_close(out, earlier[0].to(out_dtype))
+        torch.testing.assert_close(lse, earlier[1])
+    dq, dk, dv = grads = [torch.ones(x.shape, device=problem.device) for x in (q, k, v)]
+    backward(dout, q, k, v, earlier[1], earlier[1], nothing, nothing, dq=dq, dk=dk, dv=dv, **more)
+    assert all((x == 1).all() for x in grads)
