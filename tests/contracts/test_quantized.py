@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,16 +18,12 @@ from ringray.partition import PARTITIONS
 from ringray_kernels import testing
 from ringray_kernels.api import Features, backward, forward, load_backend
 from ringray_kernels.backends import BACKENDS
-from ringray_kernels.config import BlockConfig, Blocks, Problem, head_dim_parts, supports
-from ringray_kernels.config import target_named as target
+from ringray_kernels.config import Blocks, head_dim_parts
 from ringray_kernels.quantize import DTYPE, dequantized, quantized
 from tests.contracts.test_transports import HEADS, names, planned
-from tests.support.backend_problems import Problem as RankProblem
-from tests.support.backend_problems import interpreted
+from tests.support.backend_problems import NAN, Problem, interpreted
 from tests.support.exhaustive import exhaustive
 from tests.support.ranks import Case, on_ring
-
-NAN = float("nan")
 
 
 def uneven(*tensors: Tensor) -> list[Tensor]:
@@ -71,7 +66,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def attend(backend: str, problem: RankProblem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(backend: str, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """out of two hops over interleaved keys; hidden keys hold anything."""
     (q8, of_q), *others = (quantized(x) for x in (q, k, v))
     state, everyone = None, torch.arange(problem.rows)
@@ -106,7 +101,7 @@ def test_attention_in_8_bits(backend: str, tried: str) -> None:
     for dtype, blocks in itertools.product(
         (torch.float32, torch.bfloat16), tiles if interpreted(backend) else (None,)
     ):
-        problem = RankProblem(dtype=dtype, blocks=blocks, **TRIED[tried])
+        problem = Problem(dtype=dtype, blocks=blocks, **TRIED[tried])
         if blocks is tiles[1] and (head_dim_parts(problem.head_dim, 1)[1] or problem.head_dim % 16):
             continue
         q, k, v, dout = problem.inputs
@@ -140,7 +135,7 @@ def test_tiles_hide_rows_whose_bits_are_nan(
         return found
 
     monkeypatch.setattr(interpreter, "_convert_float", converted)
-    problem = RankProblem(heads=4, kv_heads=2, head_dim=32)
+    problem = Problem(heads=4, kv_heads=2, head_dim=32)
     q, k, v, _ = problem.inputs
     first, last = (torch.full((1, 61), at, dtype=torch.int32) for at in (7, 20))
     first[:, 30:], last[:, 30:] = 20 + gap, 50
@@ -163,7 +158,7 @@ def test_tiles_hide_rows_whose_bits_are_nan(
 
 
 def test_hidden_rows_may_hold_anything(backend: str) -> None:
-    problem = RankProblem(batch=2, heads=4, kv_heads=2)
+    problem = Problem(batch=2, heads=4, kv_heads=2)
     q, k, v, _ = problem.inputs
     start, end = (x.clone() for x in problem.intervals(torch.arange(61)))
     start, end = start.clamp(min=7, max=50), end.clamp(min=7, max=50)
@@ -185,7 +180,7 @@ def test_hidden_rows_may_hold_anything(backend: str) -> None:
 
 
 def test_wrong_operands() -> None:
-    problem = RankProblem()
+    problem = Problem()
     (q, of_q), (k, of_k), (v, of_v) = map(quantized, problem.inputs[:3])
     start, end = problem.intervals(torch.arange(61))
     for scales, says in (
@@ -200,17 +195,6 @@ def test_wrong_operands() -> None:
     q8, k8, v8 = (x.view(DTYPE) for x in (q, k, v))
     with pytest.raises(ValueError, match=r"q: got torch.float8_e4m3fn, expected one of"):
         backward(q8, q8, k8, v8, of_q, of_q, start, end, scale=1.0, dq=q8, dk=k8, dv=v8)
-
-
-def test_gpus_that_multiply_8_bits() -> None:
-    asked, config = Problem("forward", 64, 1), BlockConfig.parse("64x64/4/2")
-    for name in ("sm_89", "sm_90", "sm_100", "sm_120"):
-        assert supports(config, asked, target(name)) is None
-    for name in ("sm_80", "sm_86", "gfx942", "gfx950"):
-        said = supports(config, asked, target(name))
-        assert said is not None
-        assert f"e4m3 takes sm_89 or later and block_n of at least 32, got {name}" in said
-    assert supports(replace(config, block_n=16), asked, target("sm_90"))
 
 
 # On rings

@@ -54,6 +54,7 @@ def test_parts_cover_the_head_dim() -> None:
 
 HOPPER = TARGETS["sm_90"]
 FORWARD = Problem("forward", 128, 2, group=4)
+EIGHT_BITS = Problem("forward", 64, 1)
 
 REFUSED = {
     "block_m: got 96": ("96x64/8/2", FORWARD, "sm_90"),
@@ -76,6 +77,9 @@ REFUSED = {
     "path: specialised takes 128 rows": ("64x64/8/2/specialised", FORWARD, "sm_90"),
     "accumulators take": ("256x128/4/2", FORWARD, "sm_90"),
     "tiles take about": ("128x128/8/3", FORWARD, "sm_86"),
+    "e4m3 takes sm_89 or later": ("64x64/4/2", EIGHT_BITS, "sm_86"),
+    "e4m3 takes sm_89 or later and": ("64x64/4/2", EIGHT_BITS, "gfx950"),
+    "e4m3 takes sm_89 or later and block_n of at least": ("64x16/4/2", EIGHT_BITS, "sm_90"),
 }  # fmt: skip
 
 

@@ -69,11 +69,6 @@ class Layer(nn.Module):
         return self.function(x, *self.parts)
 
 
-def by_hand(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).triu(1)
-    return (q @ k.mT).masked_fill(hidden, -torch.inf).softmax(-1) @ v
-
-
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
@@ -168,9 +163,7 @@ RIGHT: dict[str, Callable[[], nn.Module]] = {
     ),
 }
 WRONG: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "sdpa": (lambda: Model(Attention(sdpa)), r"in layers.0 \(Attention\)"),
     "fused operator": (lambda: Model(Attention(fused)), r"in layers.0 \(Attention\)"),
-    "by hand": (lambda: Model(Attention(by_hand)), r"in layers.0 \(Attention\)"),
     "flex": (lambda: Model(Attention(flex_attention)), r"in layers.0 \(Attention\)"),
     "some layers": (lambda: Model(ring(), Attention(sdpa), ring()), r"in layers.1 \(Attention\)"),
     "convolution": (

@@ -22,7 +22,8 @@ SEED = 5
 SHAPES = ((2, 4), (1, 4), (2, 1), (1, 1))  # batch entries and heads of a bias
 ASKED: tuple[dict[str, Any], ...] = (
     {}, {"window": 7, "softcap": 1.5}, {"causal": False, "cu_seqlens": [0, 9, 37]},
-    {"window": 5, "global_tokens": 3}, {"dropout_p": 0.3, "dropout_seed": SEED}, {"chunk": 9},
+    {"window": 5, "global_tokens": 3},
+    {"dropout_p": 0.3, "dropout_seed": SEED, "cu_seqlens": [0, 9, 37]}, {"chunk": 9},
     {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0]), "window": 6},
 )  # fmt: skip
 WAYS = (
