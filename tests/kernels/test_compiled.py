@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,24 @@ import pytest
 import triton
 
 from ringray_kernels.config import TARGETS
+from ringray_kernels.defaults import CANDIDATES, SPECIALISED
+from ringray_kernels.inspect.compiled import Case
+from ringray_kernels.inspect.report import HEAD_DIMS, default_cases
 from tests.support.exhaustive import exhaustive
 
-DEFAULTS = """
+RECORDS = """
 import json
-from ringray_kernels.inspect.report import HEAD_DIMS, compile_all, default_cases, record
-from tests.kernels.hazards import hazards
-for case, made in compile_all(default_cases(TARGETS, DIMS or HEAD_DIMS)):
+from ringray_kernels.config import BlockConfig
+from ringray_kernels.inspect.compiled import Case
+from ringray_kernels.inspect.report import compile_all, record
+from tests.kernels.sass import hazards, whole_loops
+for case, made in compile_all(CASES):
     line = record(case, made)
     if not isinstance(made, str):
-        line |= {"hazards": hazards(made)}
+        line |= {"hazards": hazards(made), "fp8": "E4M3" in made.listing}
+        line |= {"tcgen05 of 8 bits": "UTCQMMA" in made.listing}
+        if "specialised" in line["config"]:
+            line["whole"] = [loop._asdict() for loop in whole_loops(made)]
     with path.open("a") as file:
         file.write(json.dumps(line) + "\\n")
 """
@@ -87,7 +96,7 @@ def targets() -> list[str]:
     return ["sm_90"] if INSTALLED in ("3.6", "3.7", "3.8") else list(PRODUCTS)
 
 
-def compiled(tmp_path: Path, code: str) -> list[dict[str, Any]]:
+def written(tmp_path: Path, code: str) -> list[dict[str, Any]]:
     """The JSON lines that ``code`` writes to ``path``."""
     path = tmp_path / "compiled.jsonl"
     program = f"""
@@ -105,61 +114,44 @@ path = Path({str(path)!r})
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def hold(line: dict[str, Any]) -> None:
-    """The promises of one default configuration."""
-    assert line["status"] == "ok", line
-    case = (line["target"], line["kernel"], line["head_dim"], line["dtype"])
-    target = TARGETS[line["target"]]
-    assert 0 < line["shared_bytes"] <= target.shared_bytes, line
-    assert not line["serialised"], line
-    half = line["dtype"] != "float32"
-    found = line["instructions"]
-    # fp32 takes tensor cores too (tf32), if small tiles leave Hopper's large ones unused.
-    assert found[PRODUCTS[line["target"]]] > 0 or (not half and found["mma"] > 0), line
-    assert not line["hazards"], line
-    ceilings = CEILINGS.get(INSTALLED)
-    if ceilings is not None:
-        assert line["inner_spilled"] <= ceilings.get(case, 0), line
+def compiled(tmp_path: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """Returns the records of some cases, each of which has neither hazards nor serial products."""
+    lines = written(tmp_path, RECORDS.replace("CASES", repr(cases)))
+    assert len(lines) == len(cases)
+    for line in lines:
+        assert (line["status"], line["serialised"], line["hazards"]) == ("ok", False, []), line
+    return lines
 
 
 @pytest.mark.parametrize("head_dims", [[128], *exhaustive(None)])
 def test_the_defaults(tmp_path: Path, head_dims: list[int] | None) -> None:
     chosen = [target for target in targets() if not head_dims or target in ("sm_90", "gfx942")]
-    lines = compiled(tmp_path, f"TARGETS, DIMS = {chosen}, {head_dims}\n" + DEFAULTS)
-    assert len(lines) == len(chosen) * 3 * (1 if head_dims else 6 + 2)
-    for line in lines:
-        hold(line)
-
-
-SPECIALISED = """
-import json
-from ringray_kernels.inspect.report import record
-from tests.kernels.hazards import hazards
-from tests.kernels.loops import whole_loops
-from ringray_kernels.inspect.compiled import Case, compile_case
-from ringray_kernels.defaults import CANDIDATES, SPECIALISED
-every = [(d, one) for d in SPECIALISED for one in (SPECIALISED[d], *CANDIDATES.get(d, ()))]
-chosen = {(kernel, d, config) for d, one in every for kernel, config in one.given.items()}
-for kernel, head_dim, config in sorted(chosen, key=str):
-    if config.path != "specialised":
-        continue
-    case = Case("sm_90", kernel, head_dim, config=config)
-    made = compile_case(case)
-    line = {**record(case, made), "hazards": hazards(made)}
-    line["whole"] = [loop._asdict() for loop in whole_loops(made)]
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\\n")
-"""
+    cases = default_cases(chosen, head_dims or HEAD_DIMS)
+    assert len(cases) == len(chosen) * 3 * (1 if head_dims else 6 + 2)
+    for line in compiled(tmp_path, cases):
+        case = (line["target"], line["kernel"], line["head_dim"], line["dtype"])
+        assert 0 < line["shared_bytes"] <= TARGETS[line["target"]].shared_bytes, line
+        half = line["dtype"] != "float32"
+        found = line["instructions"]
+        # fp32 takes tensor cores too (tf32), if small tiles leave Hopper's large ones unused.
+        assert found[PRODUCTS[line["target"]]] > 0 or (not half and found["mma"] > 0), line
+        ceilings = CEILINGS.get(INSTALLED)
+        if ceilings is not None:
+            assert line["inner_spilled"] <= ceilings.get(case, 0), line
 
 
 def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
     """In the loops over whole tiles every exponential of forward and dkv; of dq all but the two
     whose rows are at hand."""
-    lines = compiled(tmp_path, SPECIALISED)
+    every = [(d, one) for d in SPECIALISED for one in (SPECIALISED[d], *CANDIDATES.get(d, ()))]
+    chosen = {(kernel, d, config) for d, one in every for kernel, config in one.given.items()}
+    lines = compiled(tmp_path, [
+        Case("sm_90", kernel, head_dim, config=config)
+        for kernel, head_dim, config in sorted(chosen, key=str)
+        if config.path == "specialised"
+    ])  # fmt: skip
     assert {line["kernel"] for line in lines} == {"forward", "dq", "dkv"}
     for line in lines:
-        assert not line["serialised"], line
-        assert not line["hazards"], line
         assert line["instructions"]["wgmma"] > 0, line
         assert line["instructions"]["bulk"] > 0, line
         instructions, spilled, outside = WHOLE.get(INSTALLED, {}).get(
@@ -174,30 +166,6 @@ def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
             assert loop["outside"] <= outside, line
 
 
-CASES = """
-import json
-from ringray_kernels.inspect.report import compile_all, record
-from tests.kernels.hazards import hazards
-from ringray_kernels.inspect.compiled import Case
-cases = [Case(**fields) for fields in ASKED]
-for case, made in compile_all(cases):
-    assert not isinstance(made, str), made
-    line = {**record(case, made), "hazards": hazards(made), "fp8": "E4M3" in made.listing}
-    line["tcgen05 of 8 bits"] = "UTCQMMA" in made.listing
-    with path.open("a") as file:
-        file.write(json.dumps(line) + "\\n")
-"""
-
-
-def compiled_cases(tmp_path: Path, asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the records of some cases, each of which has neither hazards nor serial products."""
-    lines = compiled(tmp_path, f"ASKED = {asked!r}\n" + CASES)
-    assert len(lines) == len(asked)
-    for line in lines:
-        assert (line["status"], line["serialised"], line["hazards"]) == ("ok", False, []), line
-    return lines
-
-
 @pytest.mark.exhaustive
 def test_what_models_ask_for_compiles_without_spills_in_loops(tmp_path: Path) -> None:
     """MLA's head dims, a soft cap, a head dim beyond 256, ALiBi and learned biases."""
@@ -207,8 +175,8 @@ def test_what_models_ask_for_compiles_without_spills_in_loops(tmp_path: Path) ->
         {"head_dim": 128, "bias": (1, 2, 4096, 4096)},
     ]  # fmt: skip
     each = itertools.product(("sm_90", "gfx942"), ("forward", "dq", "dkv"), features)
-    asked = [{"target": target, "kernel": kernel, **feature} for target, kernel, feature in each]
-    for line in compiled_cases(tmp_path, asked):
+    asked = [Case(target, kernel, **feature) for target, kernel, feature in each]
+    for line in compiled(tmp_path, asked):
         most = {(1, 2, 257): 80, (1, 2, 4096, 4096): 1536}.get(tuple(line["bias"]), 0)
         assert line["inner_spilled"] <= most, line
 
@@ -221,11 +189,7 @@ DROPPED = {"3.9": {("sm_90", "dkv", 64): 16, ("sm_90", "forward", 128): 168}}
 def test_dropout_fits_the_defaults(tmp_path: Path) -> None:
     """Registers for one block at least, products on tensor cores, and little on the stack."""
     each = itertools.product(("sm_80", "sm_90"), ("forward", "dq", "dkv"), (64, 128))
-    asked = [
-        {"target": target, "kernel": kernel, "head_dim": head_dim, "dropout_p": 0.1}
-        for target, kernel, head_dim in each
-    ]
-    for line in compiled_cases(tmp_path, asked):
+    for line in compiled(tmp_path, [Case(*case, dropout_p=0.1) for case in each]):
         assert line["registers"] <= 255, line
         assert line["instructions"][PRODUCTS[line["target"]]] > 0, line
         if ceilings := DROPPED.get(INSTALLED):
@@ -264,7 +228,7 @@ for batch, rows, scale in ((1, 256, 0.5), (2, 256, 1), (2, 333, 2), (2, 1, 0.1))
 
 
 def test_bounds_by_batch_entry_and_whole_scales_compile_nothing_again(tmp_path: Path) -> None:
-    lines = compiled(tmp_path, VARIANTS)
+    lines = written(tmp_path, VARIANTS)
     assert len(lines) == 4 * 3
     for line in lines:
         assert line["variants"] == [1], line
@@ -274,13 +238,9 @@ def test_products_in_8_bits_and_slopes(tmp_path: Path) -> None:
     """Instructions of e4m3, without spills in loops. Triton before 3.8 cannot compare a tuple that
     holds None with None."""
     chosen = [target for target in targets() if target in ("sm_90", "sm_100")]
-    asked: list[dict[str, Any]] = [
-        {"target": target, "kernel": "forward", "head_dim": 128, "quantized": True}
-        for target in chosen
-    ]
-    slopes = {"target": "sm_90", "head_dim": 64, "bias": (1, 2)}
-    asked += [{**slopes, "kernel": kernel} for kernel in ("forward", "dkv")]
-    for line in compiled_cases(tmp_path, asked)[: len(chosen)]:
+    asked = [Case(target, "forward", 128, quantized=True) for target in chosen]
+    asked += [Case("sm_90", kernel, 64, bias=(1, 2)) for kernel in ("forward", "dkv")]
+    for line in compiled(tmp_path, asked)[: len(chosen)]:
         assert line["fp8"] if line["target"] == "sm_90" else line["tcgen05 of 8 bits"], line
         assert line["inner_spilled"] == 0, line
         assert line["instructions"][PRODUCTS[line["target"]]] > 0, line

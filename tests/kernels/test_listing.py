@@ -10,8 +10,7 @@ from ringray_kernels.inspect.listing import (
     sass_instructions,
     spilled_bytes,
 )
-from tests.kernels.hazards import live_operand_writes
-from tests.kernels.loops import Loop, described
+from tests.kernels.sass import Loop, described, live_operand_writes
 
 LISTING = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;

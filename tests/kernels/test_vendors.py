@@ -77,100 +77,77 @@ def differentiate(
     return [x.to(q.dtype) for x in (ds @ wide_k, dk, dv)]
 
 
-class Cuda(SimpleNamespace):
-    """PyTorch's operators of its own kernels on a GPU."""
+class Operators:
+    """PyTorch's operators of kernels on a GPU, its own and cuDNN's, with the arguments of their
+    schemas."""
 
     calls = 0
 
-    def _scaled_dot_product_flash_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool, debug: bool, *,
-        scale: float,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        assert (dropout, debug) == (0.0, False)
-        assert q.dtype != torch.float32
-        self.calls += 1
-        out, lse, _ = attend(q, k, v, causal, scale)
+    def __getattr__(self, name: str) -> Any:
+        kind, backward = name.split("_")[4], name.endswith("backward")
+        arguments = getattr(torch.ops.aten, name).default._schema.arguments
+
+        def call(*values: Any, **named: Any) -> tuple[Any, ...]:
+            self.calls += 1
+            names = (argument.name.removesuffix("_") for argument in arguments)
+            given = SimpleNamespace(**dict(zip(names, values, strict=False)), **named)
+            assert given.dropout_p == 0.0
+            assert not getattr(given, "return_debug_mask", False)
+            assert kind != "flash" or given.query.dtype != torch.float32
+            bias = getattr(given, "attn_bias", None)
+            if bias is not None:
+                assert kind == "efficient"
+                self.check_bias(bias, given.query, given.key)
+            asked = (given.is_causal, given.scale, bias)
+            return (self.gradients if backward else self.attention)(kind, given, *asked)
+
+        return call
+
+    def attention(self, kind: str, given: Any, *asked: Any) -> tuple[Any, ...]:
+        assert getattr(given, "compute_log_sumexp", True)
+        out, lse, _ = attend(given.query, given.key, given.value, *asked)
+        if kind == "cudnn":
+            assert 0 not in given.key.stride()[:2]
+            return out, lse[..., None], *[None] * 7
+        if kind == "efficient":
+            lse = torch.nn.functional.pad(lse, (0, -lse.shape[-1] % 32), value=math.inf)
         return out.transpose(1, 2).contiguous().transpose(1, 2), lse, None, None
 
-    def _scaled_dot_product_flash_attention_backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-        cum_q: Tensor | None, cum_k: Tensor | None, max_q: int, max_k: int, dropout: float,
-        causal: bool, seed: Tensor, offset: Tensor, *, scale: float,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        assert cum_q is cum_k is None, "packed sequences, of three dimensions"
-        assert (max_q, max_k, dropout) == (q.shape[2], k.shape[2], 0.0)
-        assert q.dtype != torch.float32
-        assert lse.is_contiguous()
-        self.calls += 1
-        return tuple(differentiate(dout, q, k, v, out, lse, causal, scale))
+    def gradients(self, kind: str, given: Any, *asked: Any) -> tuple[Any, ...]:
+        q, k, out, lse = given.query, given.key, given.out, given.logsumexp
+        if kind == "efficient":
+            assert given.grad_input_mask == [True, True, True, False]
+            assert lse.shape[-1] % 32 == 0
+            assert not any(stride % 8 for stride in lse.stride()[:2])
+            lse = lse[:, :, : q.shape[2]]
+            if out.dtype != torch.float32:
+                out = self.misread(out)
+        else:
+            assert given.cum_seq_q is given.cum_seq_k is None, "packed sequences, of 3 dimensions"
+            assert (given.max_q, given.max_k) == (q.shape[2], k.shape[2])
+            assert kind == "cudnn" or lse.is_contiguous()
+        if kind == "cudnn":
+            assert max(q.shape[2], k.shape[2]) > 1, "cuDNN's backward refuses one row with one key"
+            lse = lse[..., 0]
+        grads = differentiate(given.grad_out, q, k, given.value, out, lse, *asked)
+        return (*grads, None) if kind == "efficient" else tuple(grads)
 
-    def _scaled_dot_product_efficient_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, with_lse: bool,
-        dropout: float, causal: bool, *, scale: float,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        assert (with_lse, dropout) == (True, 0.0)
-        self.calls += 1
-        out, lse, _ = attend(q, k, v, causal, scale, self.readable_bias(bias, q, k))
-        padding = -lse.shape[-1] % 32
-        lse = torch.nn.functional.pad(lse, (0, padding), value=math.inf)
-        return out.transpose(1, 2).contiguous().transpose(1, 2), lse, None, None
+    def check_bias(self, bias: Tensor, q: Tensor, k: Tensor) -> None:
+        assert bias.shape == (*q.shape[:3], k.shape[2])
+        assert bias.dtype == q.dtype
+        assert bias.stride(3) == 1
+        assert bias.stride(2) % 8 == bias.data_ptr() % 16 == 0
 
-    def _scaled_dot_product_efficient_attention_backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, out: Tensor,
-        lse: Tensor, seed: Tensor, offset: Tensor, dropout: float, wanted: list[bool],
-        causal: bool, *, scale: float,
-    ) -> tuple[Tensor | None, ...]:  # fmt: skip
-        assert (dropout, wanted) == (0.0, [True, True, True, False])
-        assert lse.shape[-1] % 32 == 0
-        assert not any(stride % 8 for stride in lse.stride()[:2])
-        self.calls += 1
-        if out.dtype != torch.float32:  # in 16 bits the kernel takes these for the strides of rows
-            _, heads, rows, dim = out.shape
-            assert out.data_ptr() % 16 == 0
-            reach = out.stride(0) * (len(out) - 1) + out.stride(1) * (heads - 1)
-            reach += heads * dim * (rows - 1) + dim + out.storage_offset()
-            memory = out.new_empty(0).set_(out.untyped_storage())
-            memory = torch.nn.functional.pad(memory, (0, max(0, reach - len(memory))))
-            strides = (out.stride(0), out.stride(1), heads * dim, 1)
-            out = memory.as_strided(out.shape, strides, out.storage_offset())
-        lse = lse[:, :, : q.shape[2]]
-        bias = self.readable_bias(bias, q, k)
-        return *differentiate(dout, q, k, v, out, lse, causal, scale, bias), None
-
-    def readable_bias(self, bias: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-        if bias is not None:
-            assert bias.shape == (*q.shape[:3], k.shape[2])
-            assert bias.dtype == q.dtype
-            assert bias.stride(3) == 1
-            assert bias.stride(2) % 8 == bias.data_ptr() % 16 == 0
-        return bias
-
-
-class Cudnn(SimpleNamespace):
-    """PyTorch's operators of cuDNN."""
-
-    calls = 0
-
-    def _scaled_dot_product_cudnn_attention(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: None, with_lse: bool, dropout: float,
-        causal: bool, debug: bool, *, scale: float,
-    ) -> tuple[Any, ...]:  # fmt: skip
-        assert (bias, with_lse, dropout, debug) == (None, True, 0.0, False)
-        assert 0 not in k.stride()[:2]
-        self.calls += 1
-        out, lse, _ = attend(q, k, v, causal, scale)
-        return out, lse[..., None], None, None, 0, 0, None, None, None
-
-    def _scaled_dot_product_cudnn_attention_backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, seed: Tensor,
-        offset: Tensor, bias: None, cum_q: None, cum_k: None, max_q: int, max_k: int,
-        dropout: float, causal: bool, *, scale: float,
-    ) -> tuple[Tensor, ...]:  # fmt: skip
-        assert (bias, cum_q, cum_k, dropout) == (None, None, None, 0.0)
-        assert (max_q, max_k) == (q.shape[2], k.shape[2])
-        assert max(max_q, max_k) > 1, "cuDNN's backward refuses one row with one key"
-        self.calls += 1
-        return tuple(differentiate(dout, q, k, v, out, lse[..., 0], causal, scale))
+    def misread(self, out: Tensor) -> Tensor:
+        """The kernel takes rows of 16 bits for H * D elements apart."""
+        _, heads, rows, dim = out.shape
+        assert out.data_ptr() % 16 == 0
+        reach = out.stride(0) * (len(out) - 1) + out.stride(1) * (heads - 1)
+        reach += heads * dim * (rows - 1) + dim + out.storage_offset()
+        memory = out.new_empty(0).set_(out.untyped_storage())
+        memory = torch.nn.functional.pad(memory, (0, max(0, reach - len(memory))))
+        strides = (out.stride(0), out.stride(1), heads * dim, 1)
+        return memory.as_strided(out.shape, strides, out.storage_offset())
 
 
 class Flash:
@@ -208,24 +185,16 @@ class Flash:
         return lse
 
 
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Cuda:
-    """Stand-ins for PyTorch's kernels, as if all tensors were on a GPU."""
-    kernels = Cuda()
+@pytest.fixture(params=["aten", "cudnn", "flash 2", "flash 3"])
+def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """The backend, and what stands in place of its kernels, as if all tensors were on a GPU."""
+    kernels: Any = Operators()
     monkeypatch.setattr(fused, "_ops", kernels)
     monkeypatch.setattr(fused, "on_cpu", lambda x: False)
-    return kernels
-
-
-@pytest.fixture(params=["aten", "cudnn", "flash 2", "flash 3"])
-def vendor(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, gpu: Cuda
-) -> tuple[Any, Any]:
-    """The backend, and what stands in place of its kernels."""
     if request.param == "aten":
-        return aten, gpu
+        return aten, kernels
     if request.param == "cudnn":
-        kernels: Any = Cudnn()
+        kernels = Operators()
         monkeypatch.setattr(cudnn, "_ops", kernels)
         return cudnn, kernels
     kernels = Flash(version_3=request.param == "flash 3")

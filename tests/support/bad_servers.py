@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import socket
+import socketserver
 import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -24,34 +24,24 @@ def bad_server(kind: str, but: Mapping[str, bytes] | None = None) -> Iterator[in
     """Yields the port of a server of that kind, on the loopback; ``but``: JSON by path that it
     answers as it should."""
     stop = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(0.1)
-        arguments = (listening, kind, but or {}, stop)
-        threading.Thread(target=_accept, args=arguments, daemon=True).start()
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with suppress(OSError):
+                asked = self.request.recv(1 << 16).decode(errors="replace")
+                for path, body in (but or {}).items():
+                    if f" {path} " in asked:
+                        length = b"Content-Length: %d\r\n\r\n" % len(body)
+                        self.request.sendall(_HEAD + length + body)
+                        return
+                self.request.sendall(SAID[kind])
+                if kind == "silent":
+                    stop.wait()
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
         try:
-            yield listening.getsockname()[1]
+            yield server.server_address[1]
         finally:
             stop.set()
-
-
-def _accept(
-    listening: socket.socket, kind: str, but: Mapping[str, bytes], stop: threading.Event
-) -> None:
-    while not stop.is_set():
-        with suppress(OSError):
-            arguments = listening.accept()[0], kind, but, stop
-            threading.Thread(target=_serve, args=arguments, daemon=True).start()
-
-
-def _serve(
-    connection: socket.socket, kind: str, but: Mapping[str, bytes], stop: threading.Event
-) -> None:
-    with connection, suppress(OSError):
-        asked = connection.recv(1 << 16).decode(errors="replace")
-        for path, body in but.items():
-            if f" {path} " in asked:
-                connection.sendall(_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-                return
-        connection.sendall(SAID[kind])
-        if kind == "silent":
-            stop.wait()
+            server.shutdown()

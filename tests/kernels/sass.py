@@ -1,12 +1,22 @@
-"""Hazards of asynchronous products on Hopper that neither an interpreter nor a model shows: code in
-which an operand of a product under way may change. A compiler's mistakes show here, too."""
+"""What listings of compiled kernels show beyond the counts of the product: operands of asynchronous
+products that may change, which neither an interpreter nor a model shows, and exponentials beside
+products under way. A compiler's mistakes show here, too."""
 
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from ringray_kernels.inspect.compiled import Compiled
-from ringray_kernels.inspect.listing import SASS, Instruction, inner_loops, sass_instructions
+from ringray_kernels.inspect.listing import (
+    SASS,
+    Instruction,
+    count,
+    inner_loops,
+    sass_instructions,
+    spilled_bytes,
+    whole_tiles,
+)
 
 # Instructions whose first register is read, not written: stores, barriers, jumps, predicates.
 _WRITES_NONE = re.compile(
@@ -58,3 +68,44 @@ def live_operand_writes(code: list[Instruction]) -> list[str]:
                 live.append((group, set(range(first, first + _OPERAND_REGISTERS)), text))
             group += "GMMA" in text and "gsb0" in text
     return list(writes)
+
+
+class Loop(NamedTuple):
+    """An inner loop. ``spilled``: bytes a thread moves to and from its stack in one pass;
+    ``overlapped``: exponentials issued during an asynchronous product, of ``exponentials``;
+    ``outside``: instructions of threads, not of the uniform path, during none."""
+
+    instructions: int
+    spilled: int
+    overlapped: int
+    exponentials: int
+    outside: int
+
+
+def whole_loops(made: Compiled) -> list[Loop]:
+    """Returns the inner loops over whole tiles, of code for NVIDIA."""
+    return list(
+        map(described, whole_tiles(inner_loops(sass_instructions(made.listing), SASS.product)))
+    )
+
+
+def described(loop: list[Instruction]) -> Loop:
+    """Returns the facts of an inner loop of SASS.
+
+    On Hopper a product lasts from an HGMMA to the wait that leaves no group outstanding; one that
+    is under way at the end of a pass is so at the beginning of the next."""
+    groups = inside = outside = 0
+    for _ in range(2):
+        inside = outside = 0
+        for instruction in loop:
+            text = instruction.text
+            wait = re.search(r"\bDEPBAR\.LE gsb0, 0x([0-9a-f]+)", text)
+            if wait:
+                groups = min(groups, int(wait[1], 16))
+            elif "HGMMA" in text:
+                groups += 1
+            elif groups and "MUFU.EX2" in text:
+                inside += 1
+            outside += not groups and not re.match(r"(@\S+\s+)?U", text)
+    spilled, exponentials = spilled_bytes(loop, SASS.spill), count(loop, SASS.classes["ex2"])
+    return Loop(len(loop), spilled, inside, exponentials, outside)
