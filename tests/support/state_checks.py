@@ -35,6 +35,7 @@ Call = Callable[[], Results]
 
 ROWS, HEADS, KV_HEADS, HEAD_DIM = 37, 4, 2, 16
 VOCABULARY = 11
+IDS = torch.arange(ROWS)[None] % VOCABULARY
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
     "softcap": {"softcap": 5.0},
@@ -241,19 +242,9 @@ def sharding(gradients: str = "sum") -> Call:
     return _differentiated(function, [x.requires_grad_()], factor)
 
 
-def positions() -> Call:
-    return lambda: [ringray.local_positions("zigzag-token", ROWS, 3, 1)]
-
-
-def labels() -> Call:
-    ids = torch.arange(ROWS)[None] % VOCABULARY
-    return lambda: [ringray.nn.next_token_labels(ids, [0, 5, ROWS])]  # type: ignore[arg-type]
-
-
 def loss(*, linear: bool) -> Call:
     x = ringray.shard(_inputs()[0][:, 0], dim=1).detach().requires_grad_()
-    ids = torch.arange(ROWS)[None] % VOCABULARY
-    wanted = ringray.shard(ids, dim=1, pad_value=-100)
+    wanted = ringray.shard(IDS, dim=1, pad_value=-100)
     torch.manual_seed(3)
     head = nn.Linear(HEAD_DIM, VOCABULARY)
 
@@ -291,17 +282,14 @@ def router() -> Call:
     return call
 
 
-def mesh() -> Call:
-    def call() -> Results:
-        made = ringray.make_mesh(device="cpu")
-        return [made.degrees.cp, made.ring.size()]
-
-    return call
+def mesh() -> Results:
+    made = ringray.make_mesh(device="cpu")
+    return [made.degrees.cp, made.ring.size()]
 
 
-def strategy() -> Call:
+def strategy() -> Results:
     size = {"ring_size": 2, "seq_len": ROWS, "heads": HEADS, "head_dim": HEAD_DIM}
-    return lambda: [str(ringray.tuned_strategy(**size))]
+    return [str(ringray.tuned_strategy(**size))]
 
 
 FUNCTIONS: Mapping[str, Callable[[], Call]] = {
@@ -315,15 +303,15 @@ FUNCTIONS: Mapping[str, Callable[[], Call]] = {
     "ring_decode ShardedKV empty": functools.partial(decoding, prefill=False),
     "shard unshard": sharding,
     "shard unshard mean": functools.partial(sharding, "mean"),
-    "local_positions": positions,
-    "next_token_labels": labels,
+    "local_positions": lambda: lambda: [ringray.local_positions("zigzag-token", ROWS, 3, 1)],
+    "next_token_labels": lambda: lambda: [ringray.nn.next_token_labels(IDS, [0, 5, ROWS])],
     "sharded_cross_entropy": functools.partial(loss, linear=False),
     "sharded_linear_cross_entropy": functools.partial(loss, linear=True),
     "ContextParallelAttention": layer,
     "context_parallel": router,
     "keep_attention": functools.partial(kept, "plain", ringray.nn.keep_attention),
-    "make_mesh": mesh,
-    "tuned_strategy": strategy,
+    "make_mesh": lambda: mesh,
+    "tuned_strategy": lambda: strategy,
 }
 # Whose results are no tensors, or which change a model by torch's own means.
 STATELESS = ("Blocks", "parallelize")
