@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -172,7 +175,6 @@ def test_autocast_casts_as_for_sdpa(compiles: bool) -> None:
             q, k.half(), v.bfloat16(), is_causal=True, enable_gqa=True
         )
     for x in (out, want):
-        assert isinstance(x, torch.Tensor)
         assert x.dtype == torch.bfloat16
         results.append((x, *torch.autograd.grad(x.float().sum(), (q, k, v))))
     for a, b in zip(*results, strict=True):
@@ -240,3 +242,21 @@ def test_buckets_of_an_embedding_are_learned_through_a_table() -> None:
     torch.testing.assert_close(out, dense)
     (got,) = torch.autograd.grad(out.square().sum(), embedding.weight)  # type: ignore[union-attr]
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+# Keywords of other libraries, which the page promises an answer to.
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
+TABLE = PAGE.read_text(encoding="utf-8").partition("## Names that differ")[2].partition("\n## ")[0]
+FIRST = " ".join(line.split(" | ")[0] for line in TABLE.splitlines() if line.startswith("| `"))
+NAMES = sorted(
+    set(re.findall(r"`([a-z_]+)(?:=[^`]*)?`", FIRST))
+    - set(inspect.signature(ringray.ring_attention).parameters)
+)
+assert len(NAMES) > 15
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_of_the_page_is_answered(name: str) -> None:
+    q = torch.zeros(1, 1, 4, 8)
+    with pytest.raises(ValueError, match=f"unexpected keyword '{name}'; ringray calls it"):
+        ringray.ring_attention(q, q, q, **{name: None})  # type: ignore[arg-type]

@@ -7,13 +7,9 @@ import torch
 
 from ringray_kernels.api import load_backend
 from ringray_kernels.backends import BACKENDS
-from tests.support import interpreter
+from tests.support.interpreter import one_thread
 
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    interpreter.hasten()
+__all__ = ["backend", "one_thread"]
 
 
 @pytest.fixture(params=BACKENDS)

@@ -263,7 +263,6 @@ def _with_dlse(
             q, k[:, :, part], v[:, :, part], start, end, state=state,
             out_dtype=q.dtype if len(part) == 30 else None, **more,
         )  # fmt: skip
-    assert state is not None
     nothing = torch.zeros_like(dout)
     delta = ringray_kernels.delta(nothing, state.out, state.lse, dlse, backend=backend)
     dq, dk, dv = (torch.zeros(x.shape) for x in (q, k, v))

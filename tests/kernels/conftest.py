@@ -1,14 +1,5 @@
-"""One thread: sizes are tiny, and a second one only waits when the machine is busy."""
+"""One thread, and a quicker interpreter."""
 
-from __future__ import annotations
+from tests.support.interpreter import one_thread
 
-import pytest
-import torch
-
-from tests.support import interpreter
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    interpreter.hasten()
+__all__ = ["one_thread"]

@@ -40,7 +40,6 @@ def inputs() -> torch.Tensor:
 
 def windowed(q: torch.Tensor) -> torch.Tensor:
     out = ringray.ring_attention(q, q, q, window=1)
-    assert isinstance(out, torch.Tensor)
     return out
 
 
@@ -116,7 +115,6 @@ def test_no_attention_stays_local_beside_a_routed_call(attend: Any) -> None:
         for direct in (ringray.ring_attention, torch.compile(ringray.ring_attention)):
             if attend is flash:  # the op itself is exact
                 out = direct(q, q, q, window=1)
-                assert isinstance(out, torch.Tensor)
                 assert torch.equal(out, windowed(q))
     attend(q)
 

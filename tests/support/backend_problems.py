@@ -206,7 +206,6 @@ def compute(
         )  # fmt: skip
         assert state.out.dtype == (q.dtype if last else torch.float32)
         assert state.lse.dtype == torch.float32
-    assert state is not None
     if problem.sinks is not None:
         merge_sinks_(*state, problem.sinks)
     delta = (dout.float() * state.out.float()).sum(-1)
@@ -246,7 +245,6 @@ def truth(
         # A GPU's fused calls do not take the problem.
         usual = testing.yardstick(*(x.cpu() for x in (sign * q, k, v, dout, seen)), **arguments)
         yard = testing.Gradients(*(None if x is None else x.to(q.device) for x in usual))  # type: ignore[arg-type]
-    assert yard.dq is not None
     return want, yard._replace(dq=sign * yard.dq)
 
 
@@ -265,7 +263,6 @@ def check(problem: Problem, result: Result, case: str = "") -> None:
         else:
             share = testing.budget_share(got, *pair, inputs[3])
         assert share <= 1, f"{case} {problem}: {name} takes {share:.3f} of its budget"
-    assert want.lse is not None
     torch.testing.assert_close(result.lse, want.lse.float(), atol=2e-3, rtol=1e-4, msg=case)
 
 

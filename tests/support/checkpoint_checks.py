@@ -112,7 +112,6 @@ def goes_on_behind_damage(folder: Path, rank: int, size: int) -> None:
     """Two whole checkpoints are kept; the damaged one, which is newer, is gone then."""
     checkpoints = Checkpoints(folder, note=list)
     facts = checkpoints.load(*model(0))
-    assert facts is not None
     assert facts["step"] == 1
     dist.barrier()
     assert [place.name[-1] for place in checkpoint.complete(folder)] == ["1", "2"]

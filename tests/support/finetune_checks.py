@@ -61,8 +61,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def program() -> Any:
     """The example as a module."""
     spec = importlib.util.spec_from_file_location("finetune", PROGRAM)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

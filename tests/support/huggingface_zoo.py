@@ -15,12 +15,11 @@ from transformers.models.auto import modeling_auto
 
 import ringray
 import ringray.models.huggingface as hf
+from tests.support.huggingface_checks import SEQ_LEN, VOCABULARY
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-VOCABULARY = 97
-SEQ_LEN = 61  # odd: every ring of more than one rank holds padding
 LARGEST = 20_000_000  # parameters of a model that is tiny enough
 PAD = 1
 HEADS = {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import torch
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import InterpretedFunction
@@ -28,3 +30,10 @@ def hasten() -> None:
             raise InterpreterError(repr(error)) from error
 
     InterpretedFunction.__call__ = call
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """Sizes are tiny, and a second thread only waits when the machine is busy."""
+    torch.set_num_threads(1)
+    hasten()

@@ -283,14 +283,10 @@ class Case:
             torch.autograd.backward((out, lse), (dout, dlse))
         else:
             out.backward(dout)
-        assert q.grad is not None
-        assert k.grad is not None
-        assert v.grad is not None
         assert (out.dtype, q.grad.dtype, lse.dtype) == (self.dtype, self.dtype, torch.float32)
         found = {"out": out.detach(), "lse": lse.detach()}
         found |= {"dq": q.grad, "dk": k.grad, "dv": v.grad}
         for name, x in (("dsinks", sinks), ("dtable", table)):
             if x is not None:
-                assert x.grad is not None
                 found[name] = x.grad
         return found

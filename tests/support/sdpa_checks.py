@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import ringray
 from ringray.partition import PARTITIONS
+from ringray_kernels import testing
 from tests.support.decoder import HIDDEN, SEQ_LEN, same_gradients, sum_gradients
 
 if TYPE_CHECKING:
@@ -93,14 +94,7 @@ def plain_step(model: PlainModel, documents: Tensor | None, window: int | None) 
     """The same by one process and SDPA with its mask, no manager."""
     model.zero_grad()
     ids, labels, positions = batch()
-    at = torch.arange(SEQ_LEN)
-    seen = at[:, None] >= at if model.causal else torch.ones(SEQ_LEN, SEQ_LEN).bool()
-    if window is not None:
-        seen &= at[:, None] - at <= window
-    if documents is not None:
-        document = torch.bucketize(at, documents, right=True)
-        seen &= document[:, None] == document
-    model.mask = seen
+    model.mask = testing.visible(SEQ_LEN, causal=model.causal, window=window, cu_seqlens=documents)
     loss = F.cross_entropy(model(ids, positions).flatten(0, 1), labels.flatten())
     loss.backward()
     model.mask = None

@@ -78,7 +78,6 @@ class Server:
                 call(process)
 
     def _answers(self) -> bool:
-        assert self._process is not None
         log = self._folder / "server.log"
         assert self._process.poll() is None, f"it ended: {log.read_text()[-2000:]}"
         try:
@@ -108,13 +107,11 @@ def postgres() -> Iterator[str]:
     user = _unprivileged()
     password = secrets.token_hex(16)
     (folder / "password").write_text(password)
+    settings: dict[str, Any] = {}
     if user:
         for path in (folder, folder / "password"):
             shutil.chown(path, user)
-    settings: dict[str, Any] = {"user": user} if user else {}
-    if user:
-        settings["extra_groups"] = []
-        settings["group"] = pwd.getpwnam(user).pw_gid
+        settings = {"user": user, "extra_groups": [], "group": pwd.getpwnam(user).pw_gid}
     port = free_ports(1)[0]
     data = str(folder / "data")
     server: subprocess.Popen[bytes] | None = None

@@ -93,9 +93,7 @@ def gradients_are(degrees: Degrees, options: dict[str, Any], rank: int, size: in
     assert loss.item() == pytest.approx(want.item(), rel=1e-6)
     wanted = dict(whole.named_parameters())
     for name, weight in made.named_parameters():
-        assert isinstance(weight.grad, DTensor)
         grad, true = weight.grad.full_tensor(), wanted[name].grad
-        assert true is not None
         assert (grad - true).norm() <= 1e-5 * true.norm(), name
     with torch.no_grad():  # and logits without labels
         assert made(x, seq_len=seq_len).shape == (*x.shape, TINY.vocab)
@@ -156,7 +154,6 @@ def continues(
     """Goes on behind a checkpoint of another mesh as if nothing had happened."""
     made, kept = trainer(degrees), Checkpoints(folder)
     facts = kept.load(made.model, made.optimizer)
-    assert facts is not None
     made.resume(facts)
     found = steps(made, wanted[-1].number)
     later = wanted[-len(found) :]
@@ -197,7 +194,6 @@ def a_bad_loss_changes_nothing(rank: int, size: int) -> None:
     made = trainer(Degrees(cp=size))
     steps(made, 2)
     before = whole(made)
-    assert made.model.norm is not None
     scale = made.model.norm.weight
     with torch.no_grad():
         kept = scale.detach().clone()
@@ -331,12 +327,8 @@ def models_of_transformers_attend_by_the_ring(rank: int, size: int) -> None:
 
 
 def wrong_meshes_are_told(rank: int, size: int) -> None:
-    with pytest.raises(ValueError, match=r"DP 3 .* needs 3 ranks, but there are 2"):
-        meshes.make_mesh(Degrees(dp=3))
     with pytest.raises(ValueError, match=r"sequences = 3"):
         trainer(Degrees(dp=2), replace(RECIPE, sequences=3))
     mesh = meshes.make_mesh(Degrees(tp=2))
-    with pytest.raises(ValueError, match="expected 1 for Linear"):
-        parallelize(torch.nn.Linear(2, 2), mesh)
     with pytest.raises(ValueError, match="expected a divisor of kv_heads = 1"):
         parallelize(Decoder(replace(TINY, kv_heads=1)), mesh)
