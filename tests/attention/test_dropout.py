@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import ringray
 from ringray import transport
@@ -22,9 +23,6 @@ from tests.support.exhaustive import exhaustive
 from tests.support.point import point
 from tests.support.ranks import Case, on_ring
 from tests.support.ring_truth import MASKS, truth, within_budget
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def exact(rank: int, size: int) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import ringray
 from ringray.attention import decode
@@ -19,9 +20,6 @@ from ringray.traffic.tree import meetings
 from ringray_kernels import testing
 from tests.support.exhaustive import exhaustive
 from tests.support.ranks import SHORT, on_ring
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def _exact(

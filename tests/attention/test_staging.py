@@ -3,9 +3,10 @@ GPU's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,6 @@ from ringray.comm import host_staging
 from ringray.comm.batch import Batch
 from ringray.instruments.timeline import Timeline
 from ringray_kernels.intervals import capturing
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 OTHER = torch.device("cuda", 1)  # not the current one
 

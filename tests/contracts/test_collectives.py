@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -30,11 +32,7 @@ from ringray.training.corpus import RandomTokens
 from ringray.training.recipe import Degrees, Recipe
 from tests.support.ranks import on_ring
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Calls = dict[str, Callable[[], Any]]
+Calls = dict[str, Callable[[], Any]]
 
 # Public names that send nothing.
 LOCAL = {

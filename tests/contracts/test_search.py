@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
 from ringray.lab.search import METHODS
-from ringray.lab.search.base import LEAST, Candidate, Response, SearchSettings, layers
+from ringray.lab.search.base import (
+    LEAST,
+    Candidate,
+    Request,
+    Response,
+    Search,
+    SearchSettings,
+    layers,
+)
 from tests.support.exhaustive import exhaustive
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from ringray.lab.search.base import Request, Search
 
 REPEATS, WARMUP = 18, 1
 SEARCHING = [name for name, method in METHODS.items() if "budget" in method.options]

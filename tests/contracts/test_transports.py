@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import ringray
 from ringray import transport
@@ -28,11 +30,6 @@ from tests.support import ring_truth
 from tests.support.exhaustive import exhaustive
 from tests.support.point import point
 from tests.support.ranks import HEAD_DIM, Case, on_ring
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from torch import Tensor
 
 NUMBERED = {
     2: ("hybrid:1", "hybrid:2", "allgather:2"),

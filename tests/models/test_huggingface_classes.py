@@ -10,27 +10,23 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 import ringray.models.huggingface as hf
 from tests.support import huggingface_zoo as zoo
 from tests.support.huggingface_checks import SEQ_LEN, tiny, tokens
 from tests.support.huggingface_zoo import Case, Row
 from tests.support.ranks import on_ring
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor
 
 PART = 16  # cases of one test
 
@@ -105,8 +101,7 @@ class Shift(nn.Module):
         self.around, self.gate = around, nn.Parameter(torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.around(x)
-        return out + self.gate * x.roll(1, dims=1)
+        return self.around(x) + self.gate * x.roll(1, dims=1)
 
 
 class Normalised(nn.Module):
@@ -117,8 +112,7 @@ class Normalised(nn.Module):
         self.around, self.norm = around, nn.BatchNorm1d(64)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.norm(self.around(x).transpose(1, 2)).transpose(1, 2)
-        return out
+        return self.norm(self.around(x).transpose(1, 2)).transpose(1, 2)
 
 
 class Own(nn.Module):
@@ -141,8 +135,7 @@ def altered(name: str) -> nn.Module:
         layer.self_attn = Own(layer.self_attn)
     else:
         layer.mlp = globals()[name](layer.mlp)
-    made: nn.Module = model
-    return made
+    return model
 
 
 ALTERED = {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import transformers
+from torch import Tensor
 
 import ringray.models.huggingface as hf
 from ringray.attention.decode import ring_decode
@@ -15,11 +17,6 @@ from ringray.models.huggingface import attention
 from tests.support.exhaustive import exhaustive
 from tests.support.huggingface_checks import TINY, VOCABULARY, tiny
 from tests.support.ranks import on_ring
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 NEW = 9
 

@@ -39,8 +39,7 @@ def inputs() -> torch.Tensor:
 
 
 def windowed(q: torch.Tensor) -> torch.Tensor:
-    out = ringray.ring_attention(q, q, q, window=1)
-    return out
+    return ringray.ring_attention(q, q, q, window=1)
 
 
 def test_every_way_to_call_it_is_routed() -> None:

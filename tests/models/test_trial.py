@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -17,9 +18,6 @@ from ringray.models.decoder import Decoder
 from ringray.models.sizes import named
 from ringray.models.trial import refuse_unrouted
 from ringray.nn import keep_attention
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VOCABULARY, HIDDEN = 64, 32
 TINY = named("llama-tiny", {})

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 
 import ringray
 from ringray.partition import PARTITIONS, padded_length
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def contiguous(token: int, ranks: int, padded: int) -> int:

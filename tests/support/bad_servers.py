@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import socketserver
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 # What each says before it closes the connection; a silent one does so when the client has left.

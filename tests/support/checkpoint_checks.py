@@ -7,10 +7,11 @@ import os
 import pickle
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -22,9 +23,6 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from ringray.training import checkpoint, checkpoint_files
 from ringray.training.checkpoint import CheckpointError, Checkpoints
 from ringray.training.checkpoint_files import Reader
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 MANIFEST = checkpoint_files.MANIFEST
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import yaml
 
 from tests.support.place import REPOSITORY
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CLUSTER = REPOSITORY / "cluster"
 LAUNCHED = ("aws", "gcp", "onprem")  # by `ray up`

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,9 +15,6 @@ from torch.utils.checkpoint import checkpoint
 
 import ringray
 from ringray.nn import next_token_labels
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VOCABULARY, HIDDEN = 31, 32
 SEQ_LEN = 61

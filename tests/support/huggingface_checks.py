@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
+from torch import Tensor, nn
 
 import ringray
 import ringray.models.huggingface as hf
 from ringray_kernels import testing
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 VOCABULARY = 97
 SEQ_LEN = 61  # odd: every ring of more than one rank holds padding

@@ -6,19 +6,17 @@ import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 import transformers
+from torch import Tensor, nn
 from transformers.models.auto import modeling_auto
 
 import ringray
 import ringray.models.huggingface as hf
 from tests.support.huggingface_checks import SEQ_LEN, VOCABULARY
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 LARGEST = 20_000_000  # parameters of a model that is tiny enough
 PAD = 1

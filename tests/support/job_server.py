@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base import provenance
 from ringray.lab.plan import plan
 from ringray.lab.specs import model as spec
 from tests.support.small_spec import SMALL
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
 
 URL = "http://head:8265"
 PLAN = plan.build(spec.parse(SMALL))

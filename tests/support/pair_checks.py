@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.functional import pad
 
 import ringray
@@ -13,9 +14,6 @@ from ringray.partition import PARTITIONS
 from ringray.traffic.walk import Unwalkable
 from ringray_kernels import testing
 from tests.support import compile_checks
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NAN = float("nan")
 SEED = 5

@@ -6,9 +6,11 @@ import json
 import subprocess
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -16,10 +18,6 @@ import yaml
 from tests.support import place as drive
 from tests.support.place import REPOSITORY
 from tests.support.ray_heads import free_ports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CONFIG = REPOSITORY / "cluster" / "prometheus.yaml"
 BOARD = REPOSITORY / "cluster" / "grafana" / "dashboards" / "ringray.json"

@@ -16,30 +16,24 @@ import random
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import ringray
-from ringray_kernels import testing
+from ringray_kernels import Blocks, testing
 from tests.support.backend_problems import DROPOUT_SEED
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
-
-    from torch import Tensor
-
-    from ringray_kernels import Blocks
-
-    Check = Callable[[int, int], None]
+Check = Callable[[int, int], None]
 
 NAN = float("nan")
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,9 +19,6 @@ import ringray
 from ringray.partition import PARTITIONS
 from ringray_kernels import testing
 from tests.support.decoder import HIDDEN, SEQ_LEN, same_gradients, sum_gradients
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HEADS, KV_HEADS = 4, 2
 

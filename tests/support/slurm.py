@@ -13,12 +13,8 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tests.support.place import REPOSITORY
-
-if TYPE_CHECKING:
-    from tests.support.place import Place
+from tests.support.place import REPOSITORY, Place
 
 SCRIPT = REPOSITORY / "cluster" / "slurm.sh"
 NODES = "STAND_IN_NODES"
@@ -98,15 +94,10 @@ def srun(arguments: list[str]) -> int:
     while block := os.read(0, 4096):
         for one in tasks:
             with suppress(BrokenPipeError):
-                os.write(_input(one), block)
+                os.write(one.stdin.fileno(), block)
     for one in tasks:
-        os.close(_input(one))
+        os.close(one.stdin.fileno())
     return max(one.wait() for one in tasks)
-
-
-def _input(one: subprocess.Popen[bytes]) -> int:
-    assert one.stdin is not None
-    return one.stdin.fileno()
 
 
 def main(program: str, *arguments: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ringray.base import provenance
 from ringray.lab.plan import plan
@@ -10,9 +10,6 @@ from ringray.lab.plan.trial import cost_dict
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome, SweepInfo, TrialInfo
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SMALL = """\
 version: 1

@@ -11,7 +11,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -163,7 +163,7 @@ def _layer(feature: str, **options: Any) -> Layer:
 
     def function(q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
         by_name: Any = dict(zip(learned, more, strict=True))
-        return cast("Tensor", ringray.ring_attention(q, k, v, **options, **by_name))
+        return ringray.ring_attention(q, k, v, **options, **by_name)
 
     return function, leaves, dout
 
@@ -176,10 +176,7 @@ def kept(feature: str, context_fn: Callable[[], Any], **options: Any) -> Call:
     """Attention in a checkpoint."""
     function, leaves, dout = _layer(feature, **options)
 
-    def again(*tensors: Tensor) -> Tensor:
-        out = checkpoint(function, *tensors, use_reentrant=False, context_fn=context_fn)
-        return cast("Tensor", out)
-
+    again = functools.partial(checkpoint, function, use_reentrant=False, context_fn=context_fn)
     return _differentiated(again, leaves, dout)
 
 
@@ -397,5 +394,5 @@ def checkpointed(rank: int, size: int) -> None:
         want = attention(feature, transport=transport)()
         for policy in POLICIES:
             got = kept(feature, functools.partial(_contexts, policy), transport=transport)()
-            pairs = cast("list[tuple[Tensor, Tensor]]", [*zip(got, want, strict=True)])
-            assert all(torch.equal(*pair) for pair in pairs), f"{transport}, {feature}, {policy}"
+            alike = all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+            assert alike, f"{transport}, {feature}, {policy}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from ringray.lab.predict import cost_model, hardware
 from ringray.partition import PARTITIONS, padded_length
@@ -19,9 +19,6 @@ from ringray.traffic.mask import Mask, uneven_boundaries
 from tests.support.brute_force import any_mask, blocks, masks, problems, rows, seen
 from tests.support.exhaustive import exhaustive
 from tests.support.point import point
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def check_hulls(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +22,6 @@ from ringray.comm.ring import connect
 from ringray.traffic.mask import Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 PLACE = tuned.Place("NVIDIA H200", "k" * 64, "2.11", "3.6")
 CHOICE = {
