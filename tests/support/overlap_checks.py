@@ -6,18 +6,14 @@ step, and the rank waits for it only after that computation has ended.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from ringray import transport
 from ringray.comm.ring import METER
+from ringray.instruments.hops import Span
 from ringray.instruments.timeline import Timeline
 from ringray.traffic import walk
 from tests.support.ranks import Case
-
-if TYPE_CHECKING:
-    from ringray.instruments.hops import Span
 
 EXCHANGES = ("heads to rows", "rows to heads")  # hops that have nothing to hide behind
 

@@ -45,9 +45,8 @@ def make_bias(shape: tuple[int, int], seq_len: int) -> Tensor:
 
 def seen_by(seq_len: int, *, causal: bool = True, **more: Any) -> Tensor:
     """The mask of a call."""
-    names = {"window", "chunk", "global_tokens"} & more.keys()
+    mask = {name: more.get(name) for name in ("window", "chunk", "global_tokens")}
     cuts = more.get("cu_seqlens")
-    mask = {name: more[name] for name in names}
     mask["cu_seqlens"] = None if cuts is None else torch.tensor(cuts)
     return testing.visible(seq_len, causal=causal, **mask)
 

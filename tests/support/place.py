@@ -14,19 +14,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from ringray.lab.store.store import Store
+from ringray.lab.trial.outcome import SweepRow, TrialRow
 from tests.support import tracking_store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from ringray.lab.trial.outcome import SweepRow, TrialRow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PATIENCE = 900.0  # seconds; only reached when something hangs, on a slow machine too

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import ringray
 from ringray_kernels import testing
 from tests.support import backend_problems
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from tests.support.ranks import Case
+from tests.support.ranks import Case
 
 MASKS: tuple[dict[str, Any], ...] = (
     {"causal": False},

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ringray.base import provenance
 from ringray.lab.cluster import connect
@@ -13,19 +17,12 @@ from ringray.lab.cluster.fit import Cluster
 from ringray.lab.driver import trials
 from ringray.lab.driver.events import Event, Listener, Note, Summary, TrialStarted
 from ringray.lab.driver.run import run
+from ringray.lab.driver.schedule import Schedule
 from ringray.lab.plan import plan
+from ringray.lab.plan.trial import Trial
 from ringray.lab.specs import model as spec
 from ringray.lab.store.store import Store
 from ringray.lab.trial.outcome import Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import pytest
-
-    from ringray.lab.driver.schedule import Schedule
-    from ringray.lab.plan.trial import Trial
 
 THREE = (
     "version: 1\nname: s\nkind: latency\nring: {size: 2, device: cpu}\n"

@@ -97,7 +97,7 @@ def runs(
     if found is None:
         return [], {}
     parents, children = [], {}
-    for run in _pages(mlflow, found.experiment_id):
+    for run in mlflow.search_runs([found.experiment_id], max_results=50_000):
         if store is not None and run.data.tags["ringray.store"] != store:
             continue
         if run.data.tags["ringray.role"] == "sweep":
@@ -109,16 +109,6 @@ def runs(
         assert key not in children, f"trial {key} is in MLflow twice"
         children[key] = run
     return parents, children
-
-
-def _pages(mlflow: Any, experiment: str) -> Iterator[Any]:
-    token = None
-    while True:
-        page = mlflow.search_runs([experiment], max_results=1000, page_token=token)
-        yield from page
-        token = page.token
-        if not token:
-            return
 
 
 def check_complete(store: Store, uri: str | None = None, experiment: str = "quick") -> None:

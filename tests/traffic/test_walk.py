@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,14 +17,12 @@ from ringray import transport
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic import geometry, hulls, script, walk
 from ringray.traffic.geometry import Layout
+from ringray.traffic.hulls import Traffic
 from ringray.traffic.mask import Mask
+from ringray.traffic.script import Key, Message, Script
+from ringray.traffic.walk import Backward, Rows, Walks
 from tests.support.brute_force import masks, problems, seen
 from tests.support.exhaustive import exhaustive
-
-if TYPE_CHECKING:
-    from ringray.traffic.hulls import Traffic
-    from ringray.traffic.script import Key, Message, Script
-    from ringray.traffic.walk import Backward, Rows, Walks
 
 COSTS = walk.costs(2, 1, 2, 2, 8)
 RING = "ring"
