@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 import ringray
 from ringray.attention import decode
@@ -20,19 +19,6 @@ from ringray.traffic.tree import meetings
 from ringray_kernels import testing
 from tests.support.exhaustive import exhaustive
 from tests.support.ranks import SHORT, on_ring
-
-
-def _exact(
-    q: Tensor, k: Tensor, v: Tensor, got: Tensor, window: int | None, scale: float | None,
-    global_tokens: int | None = None, **more: Any,
-) -> None:  # fmt: skip
-    """Compares ``got``, of the last tokens, with the oracle."""
-    factor = q.shape[3] ** -0.5 if scale is None else scale
-    mask = {"window": window, "global_tokens": global_tokens}
-    seen = testing.visible(k.shape[2], causal=True, **mask)[-q.shape[2] :]
-    want = testing.oracle(q, k, v, None, seen, scale=factor, **more).out
-    flash = testing.yardstick(q, k, v, None, seen, scale=factor, causal=False, **more).out
-    assert testing.budget_share(got, want, flash, want) <= 1
 
 
 def chunks_of_tokens(
@@ -68,9 +54,13 @@ def chunks_of_tokens(
             q[:, :, new], cache, window=window, scale=scale, backend=backend, return_lse=True,
             global_tokens=global_tokens, **more,
         )  # fmt: skip
-        whole = slice(cache.length)
-        seen = (window, scale, global_tokens)
-        _exact(q[:, :, new], k[:, :, whole], v[:, :, whole], out, *seen, **more)
+        whole, mask = slice(cache.length), {"window": window, "global_tokens": global_tokens}
+        seen = testing.visible(cache.length, causal=True, **mask)[-count:]
+        inputs = (q[:, :, new], k[:, :, whole], v[:, :, whole], None, seen)
+        factor = head_dim**-0.5 if scale is None else scale
+        want = testing.oracle(*inputs, scale=factor, **more).out
+        flash = testing.yardstick(*inputs, scale=factor, causal=False, **more).out
+        assert testing.budget_share(out, want, flash, want) <= 1
         assert (out.dtype, lse.dtype, lse.shape) == (dtype, torch.float32, out.shape[:3])
         assert lse.isfinite().all()
         for x in (out.contiguous(), lse.contiguous()):

@@ -28,5 +28,4 @@ def rows(name: str) -> list[Any]:
 
 def gpu_lines(name: str) -> list[dict[str, Any]]:
     """Returns the lines of a kernel benchmark that have a case."""
-    lines = [json.loads(line) for line in (FOLDER / name).read_text("utf-8").splitlines()]
-    return [line for line in lines if "case" in line]
+    return [line for line in rows(name) if "case" in line]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -63,12 +64,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return ids, labels, torch.arange(SEQ_LEN)[None].expand(2, -1)
 
 
-def non_reentrant(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return checkpoint(layer, x, use_reentrant=False)
-
-
-def reentrant(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    return checkpoint(layer, x, use_reentrant=True)
+non_reentrant = functools.partial(checkpoint, use_reentrant=False)
 
 
 def ring_step(
@@ -140,7 +136,7 @@ def backward_anywhere(rank: int, size: int) -> None:
     with pytest.raises(CheckpointError, match="during recomputation"):
         ring_step(model, non_reentrant, inside=False)
     with pytest.raises(ValueError, match="use_reentrant=True, expected use_reentrant=False"):
-        ring_step(model, reentrant)
+        ring_step(model, functools.partial(checkpoint, use_reentrant=True))
     assert torch.equal(ring_step(model), loss)
 
 
