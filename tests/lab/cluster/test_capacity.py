@@ -119,6 +119,8 @@ def test_types_without_a_number_share_that_of_the_cluster() -> None:
     alone = {"max_workers": 3, "available_node_types": {"all": types["small"]}}
     assert capacity.from_config(alone, EMPTY).ranks(GPU) == 2
     assert str(capacity.from_config({}, EMPTY)) == "1 × head (no CPU, no GPU)"
+    endless = {"head_node_type": "head", "available_node_types": types}
+    assert capacity.from_config(endless, EMPTY).ranks(GPU) == math.inf
 
 
 # Refusals

@@ -134,6 +134,24 @@ def test_a_tuning_no_better_than_the_default_keeps_nothing(
     assert tuned.table().entries == kept
 
 
+def test_a_point_of_few_runs_is_in_the_front_but_is_not_the_fastest() -> None:
+    """As halving leaves one that it dropped early."""
+    memory = {None: 3e6, 64: 2e6, 128: 1e6}
+    objectives = "{objectives: [median_ms, peak_memory_bytes]}"
+    made = plan.build(spec.parse(CUT.replace("repeats: 3", "repeats: 9") + f"search: {objectives}"))
+    runs = {None: 9, 64: 9, 128: 2}
+    ended = []
+    for row in rows(made, lambda trial: 5.0 if trial.config.strategy.blocks else 9.0):
+        blocks = row.config["blocks"]
+        metrics = {"repeats": float(runs[blocks]), "peak_memory_bytes": memory[blocks]}
+        samples = {"ms": [row.metrics["median_ms"]] * runs[blocks]}
+        ended.append(replace(row, metrics=row.metrics | metrics, samples=samples))
+    (study,) = result.results(made, ended)
+    blocks_of = {trial.key: trial.config.strategy.blocks for trial in study.trials}
+    assert [blocks_of[key] for key in study.front] == [128]
+    assert blocks_of[study.best or ""] == 64
+
+
 @pytest.mark.parametrize(
     ("busy", "kept"),
     [

@@ -280,3 +280,20 @@ def test_a_training_lies_on_the_nodes_of_its_fleet() -> None:
         cost = plan.build(spec.parse(text), on).trials[0].predicted
         sent.append(cost.outer_bytes)
     assert sent[0] == 0 < sent[1]
+
+
+def test_a_training_is_slowed_by_its_own_ranks_only() -> None:
+    """They share the cores of their node; places that stay empty do not."""
+    model, degrees = named("llama-tiny", {}), Degrees(cp=8)
+    how = Training(1 << 12, dtype="float32", fused=False)
+
+    def products_s(per_node: int) -> float:
+        on = replace(hardware.cpu(4), per_node=per_node)
+        return transformer.step(model, degrees, how, on, cost(10), cost(40)).products
+
+    assert products_s(16) > 1.5 * products_s(8) > 2 * products_s(4)
+    text = "version: 1\nname: it\nkind: train\nring: {size: 8, device: cpu}\n"
+    text += "problem: {seq_len: 4096, dtype: float32}\ntraining: {model: llama-tiny, steps: 1}\n"
+    config = plan.build(spec.parse(text)).trials[0].config
+    costs = [transformer.predict(config, replace(hardware.cpu(4), per_node=n)) for n in (8, 64)]
+    assert costs[0] == costs[1]

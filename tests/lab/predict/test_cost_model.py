@@ -66,6 +66,20 @@ def test_the_baseline_of_decoding_is_one_step() -> None:
     assert alone == pytest.approx(bytes_read / on.hardware.memory_bandwidth, rel=1.0)
 
 
+def test_ranks_that_decode_share_the_cores_of_their_own_node() -> None:
+    config = point(seq_len=1 << 16, new_tokens=1, ring_size=4, threads=2, direction="forward")
+    machine = hardware.cpu(2)
+
+    def computing_ms(nodes: int, per_node: int) -> float:
+        cost = cost_model.predict(config, replace(machine, nodes=nodes, per_node=per_node))
+        return cost.time_ms - cost.exposed_ms - machine.hardware.op * 1e3
+
+    alone = computing_ms(4, 1)
+    assert computing_ms(2, 2) == pytest.approx(2 * alone)
+    # A node may hold more ranks than the ring has.
+    assert computing_ms(1, 4) == computing_ms(1, 16) == pytest.approx(4 * alone)
+
+
 def test_counts_beyond_64_bits_are_exact() -> None:
     config = point(
         ring_size=4, seq_len=1 << 30, batch=1 << 15, heads=64, kv_heads=64, head_dim=256,
@@ -148,6 +162,22 @@ def test_ranks_of_ulysses_share_the_cores_of_their_own_host(fleet: Fleet) -> Non
         for nodes, ranks in ((4, 1), (1, 4))
     )
     assert together.time_ms == pytest.approx(4 * apart.time_ms)
+
+
+@pytest.mark.parametrize(("sharing", "slower"), [(1, 1), (2, 2), (8, 4)])
+def test_heads_for_rows_cross_the_port_that_ranks_of_a_node_share(
+    sharing: int, slower: int, fleet: Fleet
+) -> None:
+    """A port for eight carries the messages of the four ranks that its node has."""
+    config = CONFIG.changed(ring_size=8, transport="ulysses", kv_heads=8)
+
+    def moving_ms(ranks: int) -> float:
+        port = Link(bandwidth=1e9, latency=0.0, ranks=ranks)
+        device = fleet.hardware.model_copy(update={"outer": port})
+        two_nodes = replace(fleet, hardware=device, nodes=2, per_node=4)
+        return cost_model.predict(config, two_nodes).exposed_ms
+
+    assert moving_ms(sharing) == pytest.approx(slower * moving_ms(1))
 
 
 # The table of hardware: complete entries with figures that devices can have
