@@ -7,6 +7,7 @@ started again while there is time, each time in a fresh folder; Ray's logs of a 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import functools
 import logging
 import os
@@ -30,6 +31,7 @@ LOCAL_RANKS = 8  # ranks that share the cores of a machine without GPUs, if it h
 RANK_BYTES = 512 << 20  # resident memory of a rank before its first trial
 START_S = 120.0  # seconds to start on a busy machine, all tries together
 END_S = 10.0  # seconds for ``ray.shutdown``
+LOCKED_S = 10.0  # beyond the time to start, after which the process is ended
 TRIES = 3
 LOGS = 5  # folders with the logs of failed starts that are kept
 _SERVERS = ("gcs_server", "raylet")  # processes without which Ray does not work
@@ -124,12 +126,16 @@ def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
         arguments["_temp_dir"] = str(servers.root)
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     init = functools.partial(ray.init, num_cpus=local_ranks(), **arguments, **quiet)
+    # While a worker registers, Ray waits for an answer with the interpreter's lock held: no thread
+    # of Python runs then. This one is not of Python.
+    faulthandler.dump_traceback_later(seconds + LOCKED_S, exit=True, file=2)
     try:
         with ray_private.without_cluster(), ray_private.fixed_ports():
             within(seconds, NAME, init, lives=servers.check, until=ended)
     except Exception as error:  # of many types, ConnectionError and RuntimeError among them
         raise ClusterError(f"{NAME} cannot start: {servers.reason(reason_of(error))}") from error
     finally:
+        faulthandler.cancel_dump_traceback_later()
         servers.look()  # later children, as the tracker, are not this Ray's
 
 

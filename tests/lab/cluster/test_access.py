@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -142,3 +144,21 @@ def test_scripts_for_clusters_import_no_private_module_of_ray() -> None:
         lines = re.findall(r"^\s*(?:import|from) (\S+)", path.read_text(), re.M)
         private = [name for name in lines if PRIVATE.fullmatch(name)]
         assert not private or path.name == SUBCLASS, path
+
+
+def test_a_start_that_holds_the_interpreter_ends_the_process(tmp_path: Path) -> None:
+    """As Ray's, whose raylet gives no answer: no deadline in Python can end that."""
+    code = """
+import ctypes, ray
+from ringray.lab.cluster import embedded
+embedded.START_S = embedded.LOCKED_S = 0.5
+ray.init = lambda **_: ctypes.PyDLL(None).sleep(300)
+with embedded.started():
+    pass
+"""
+    environment = {**os.environ, "RINGRAY_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Timeout (0:00:0")
+    assert "embedded.py" in done.stderr
