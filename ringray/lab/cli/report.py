@@ -60,14 +60,15 @@ def _file_name(sweep: SweepRow) -> str:
 
 
 def _csv(sweeps: list[_Sweep]) -> str:
-    from ringray.lab.tracking.mlflow_record import results_csv, results_table
+    from ringray.lab.tracking.mlflow_record import results_csv, results_rows
 
-    rows = []
-    for sweep, trials in sweeps:
-        names, values = results_table(sweep, trials)
-        rows += [{"sweep": sweep.name, **dict(zip(names, row, strict=True))} for row in values]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    return results_csv(columns, [[row.get(name) for name in columns] for row in rows])
+    return results_csv(
+        [
+            {"sweep": sweep.name, **row}
+            for sweep, trials in sweeps
+            for row in results_rows(sweep, trials)
+        ]
+    )
 
 
 def _write_pictures(arguments: argparse.Namespace, sweeps: list[_Sweep]) -> None:

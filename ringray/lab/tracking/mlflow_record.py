@@ -14,7 +14,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -157,7 +157,7 @@ def files(sweep: SweepRow, trials: Sequence[TrialRow]) -> dict[str, str]:
     a password in its tracking URI, and the results."""
     return {
         "spec.yaml": without_credentials(sweep.source),
-        "results.csv": results_csv(*results_table(sweep, trials)),
+        "results.csv": results_csv(results_rows(sweep, trials)),
     }
 
 
@@ -200,28 +200,27 @@ def _escaped(text: str) -> str:
     return re.sub(r"([\\`*\[\]])", r"\\\1", shown)
 
 
-def results_table(sweep: SweepRow, trials: Sequence[TrialRow]) -> tuple[list[str], list[list[Any]]]:
-    """Returns columns and rows of the ended trials: name, how they ended, config, metrics."""
+def results_rows(sweep: SweepRow, trials: Sequence[TrialRow]) -> list[dict[str, Any]]:
+    """Returns the ended trials, each with its name, how it ended, its config and its metrics."""
     ended = [trial for trial in trials if trial.status is not None]
     names = run_names(sweep, trials)
-    measured = [finite(trial.numbers) for trial in ended]
-    fields = list(dict.fromkeys(name for trial in ended for name in trial.config))
-    metrics = list(dict.fromkeys(name for numbers in measured for name in numbers))
-    fixed = ["status", "reason", "attempts", "point"]
+    fields = dict.fromkeys(name for trial in ended for name in trial.config)
     rows = []
-    for trial, numbers in zip(ended, measured, strict=True):
-        config = [_text(trial.config.get(name)) for name in fields]
-        ends = [getattr(trial, name) for name in fixed]
-        rows.append([names[trial.key], trial.key, *ends, *config, *map(numbers.get, metrics)])
-    return ["trial", "key", *fixed, *fields, *metrics], rows
+    for trial in ended:
+        ends = {name: getattr(trial, name) for name in ("status", "reason", "attempts", "point")}
+        config = {name: _text(trial.config.get(name)) for name in fields}
+        row = {"trial": names[trial.key], "key": trial.key, **ends, **config}
+        rows.append(row | finite(trial.numbers))
+    return rows
 
 
-def results_csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Returns the table as CSV; None is an empty cell."""
+def results_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns rows as CSV, with the columns of all; what a row lacks is an empty cell."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
     return text.getvalue()
 
 
