@@ -31,7 +31,6 @@ from ringray.lab.tracking import tracker
 from tests.chaos.beside import RESUMED
 from tests.chaos.campaign_faults import FAULTS
 from tests.chaos.world import World, world
-from tests.support import place as drive
 from tests.support import tracking_store
 from tests.support.place import tiny
 
@@ -153,9 +152,11 @@ class Sweep:
 
     def _recover(self, of: World) -> None:
         """As a user would, who may have to wait for the processes of a driver that was killed."""
-        drive.wait_until(
-            f"{self.name} is recovered", lambda: of.place.run("recover").code == 0, HANG_S
-        )
+        until = time.monotonic() + HANG_S
+        while (done := of.place.run("recover")).code != 0:
+            if time.monotonic() > until:
+                raise Broken(f"{self.name}: not recovered in {HANG_S:g} s: {done.err[-3000:]}")
+            time.sleep(0.5)
 
     def _rows(self, of: World) -> list[TrialRow] | None:
         """Returns the recorded trials, none of a sweep that was not begun. None: it cannot be read
