@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,7 @@ import pytest
 
 from tests.support import programs
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+if TYPE_CHECKING:  # it imports what a GPU machine may lack
     from tests.support.place import Place
 
 # Before anything imports triton: without a GPU its kernels run in the interpreter.
@@ -77,6 +76,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if "exhaustive" in expression:
         wanted.append(r"\bexhaustive\(")  # of tests.support
+    if "gpu" in expression:
+        wanted.append(r"\bON_GPU\b")  # likewise
     files = [collection_path] if collection_path.match("test_*.py") else []
     files += collection_path.rglob("test_*.py")
     marks = re.compile("|".join(wanted))

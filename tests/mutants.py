@@ -20,15 +20,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 240.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +13,6 @@ import ringray.models.huggingface as hf
 from tests.support import finetune_checks as checks
 from tests.support.ranks import on_ring
 from tests.test_examples import ROOT, TORCHRUN, losses
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests import mutants
 from tests.mutants import REPOSITORY, ListError, Mutant
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_mutant_fits_the_tree() -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Callable
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.records import CPU, MIB, PAPER, gpu_lines, page, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def rates(direction: str, mask: str) -> list[str]:

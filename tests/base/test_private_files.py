@@ -8,8 +8,8 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -24,9 +24,6 @@ from ringray.lab.trial.outcome import part_of_a_path
 from ringray.tuning import table as tuned
 from tests.support.place import wait_until
 from tests.tuning.test_tuned import entry
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 DIGEST = "ab12" * 16
 

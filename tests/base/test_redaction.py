@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,9 +17,6 @@ from ringray.lab.store.store import Store
 from ringray.lab.tracking.mlflow_record import files, note, results_csv, trial_tags
 from ringray.lab.trial.outcome import Outcome, Tracked, TrialRow
 from tests.support import small_spec, store_rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SECRET = "hunter2-hunter2"
 TOKEN = "feedface" * 8
@@ -181,5 +179,5 @@ def test_a_store_of_somebody_else_prints_no_codes(
 
 
 def test_cells_are_no_formulas() -> None:
-    text = results_csv(["reason", "ms"], [["=cmd|' /C calc'!A0", -1.5], ["@SUM(1)", None]])
+    text = results_csv([{"reason": "=cmd|' /C calc'!A0", "ms": -1.5}, {"reason": "@SUM(1)"}])
     assert text.splitlines()[1:] == ["'=cmd|' /C calc'!A0,-1.5", "'@SUM(1),"]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 import pytest
 
 from cluster.network import Machine, machines
 from tests.chaos.struck import NODE
 from tests.support import ray_heads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.place import Place
-    from tests.support.ray_heads import Head
+from tests.support.place import Place
+from tests.support.ray_heads import Head
 
 RATE = "100mbit"
 

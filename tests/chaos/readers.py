@@ -5,14 +5,10 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from tests.chaos.beside import TURN_S
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.place import Place
+from tests.support.place import Place
 
 RESULTS = "import sys; from ringray.lab import results; print(len(results(sys.argv[1])))"
 READERS: dict[str, list[str]] = {

@@ -6,10 +6,7 @@ in ranks it puts the fault around one function of ringray, as soon as that is im
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tests.support.place import Place
+from tests.support.place import Place
 
 CUSTOMIZE = """\
 import os, sys

@@ -12,20 +12,17 @@ from __future__ import annotations
 import argparse
 import collections
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 
 from tests.support import place as drive
 from tests.support.place import Place
-
-if TYPE_CHECKING:
-    import subprocess
 
 LENGTHS = (64, 96, 128, 160, 192)
 SPEC = """\

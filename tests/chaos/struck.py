@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
+
+import psutil
 
 from tests.support import place as drive
-
-if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Callable
-
-    import psutil
-
-    from tests.support.place import Place
+from tests.support.place import Place
 
 NODE = {"PYTHONPATH": f"{drive.REPOSITORY}:{drive.REPOSITORY / 'kernels'}"}
 REPLICAS = 12

@@ -6,10 +6,10 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -18,9 +18,6 @@ import yaml
 from tests.chaos.struck import ended, faults, raylet_of
 from tests.support import place as drive
 from tests.support.place import REPOSITORY, Place, tiny, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.chaos
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.chaos import campaign, soak
 from tests.chaos.world import world
 from tests.support import place as drive
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.exhaustive
 

@@ -7,8 +7,8 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pytest
@@ -18,9 +18,6 @@ from tests.chaos.struck import NODE, REPLICAS, begun, faults, raylet_of, recover
 from tests.support import place as drive
 from tests.support import ray_heads
 from tests.support.place import Place, tiny
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.chaos
 

@@ -9,7 +9,8 @@ import sys
 import time
 from collections import Counter
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,13 +22,9 @@ from tests.chaos.conftest import RATE
 from tests.chaos.struck import NODE, REPLICAS, begun, faults, recovered
 from tests.support import place as drive
 from tests.support.place import REPOSITORY, Place, tiny
+from tests.support.ray_heads import Head
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.support.ray_heads import Head
-
-    Hosts = tuple[Head, list[Machine]]
+Hosts = tuple[Head, list[Machine]]
 
 COMMAND = [sys.executable, str(REPOSITORY / "cluster" / "multihost.py")]
 MAKER = """\

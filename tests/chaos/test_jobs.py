@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,11 +18,7 @@ from tests.chaos.struck import ended
 from tests.support import place as drive
 from tests.support import ray_heads
 from tests.support.place import Done, tiny
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.ray_heads import Head
+from tests.support.ray_heads import Head
 
 REPLICAS = 20
 

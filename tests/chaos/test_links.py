@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import psutil
 import pytest
 
 from cluster.network import Machine, payload
 from tests.support import place as drive
+from tests.support.place import Place
+from tests.support.ray_heads import Head
 
-if TYPE_CHECKING:
-    import psutil
-
-    from tests.support.place import Place
-    from tests.support.ray_heads import Head
-
-    Hosts = tuple[Head, list[Machine]]
+Hosts = tuple[Head, list[Machine]]
 
 FAST, SLOW = "40mbit", "8mbit"  # so few that a busy machine keeps up
 DOCTOR = ("doctor", "--cluster", "--address")

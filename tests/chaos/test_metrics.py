@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,10 +13,7 @@ from tests.chaos.struck import NODE, REPLICAS, ended, faults
 from tests.support import place as drive
 from tests.support import prometheus, ray_heads
 from tests.support.place import Place, tiny
-from tests.support.prometheus import expressions
-
-if TYPE_CHECKING:
-    from tests.support.prometheus import Prometheus
+from tests.support.prometheus import Prometheus, expressions
 
 pytestmark = [pytest.mark.slow, prometheus.needed]
 

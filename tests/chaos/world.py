@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import sqlite3
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import psutil
 
@@ -21,15 +23,9 @@ from tests.chaos.readers import READERS, Reader
 from tests.support import place as drive
 from tests.support import ray_heads, tracking_store
 from tests.support.fault_proxy import Proxy
+from tests.support.place import Place
+from tests.support.ray_heads import Head
 from tests.support.tracking_servers import Server, sqlite_server
-
-if TYPE_CHECKING:
-    import random
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from tests.support.place import Place
-    from tests.support.ray_heads import Head
 
 DISK_MIB = 64
 BACK_S = 15.0  # after which a lost node is replaced, and a cable plugged in

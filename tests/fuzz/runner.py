@@ -21,17 +21,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ringray.base.errors import SpecError
-from ringray.lab.plan.plan import build
+from ringray.lab.plan.plan import Plan, build
 from ringray.lab.predict import hardware
-from ringray.lab.specs.model import load, parse
+from ringray.lab.specs.model import Spec, load, parse
 from tests.fuzz.generate import make
-
-if TYPE_CHECKING:
-    from ringray.lab.plan.plan import Plan
-    from ringray.lab.specs.model import Spec
 
 CPU_S = 120.0  # of one case; 100,000 points, the most that a plan has, take about 20
 MEMORY = 8 << 30  # of address space, of which libraries reserve most

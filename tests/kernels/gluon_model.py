@@ -11,18 +11,16 @@ from __future__ import annotations
 import ast
 import operator
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ringray_kernels.backends import triton as package
 from ringray_kernels.backends.triton.plan import COLUMNS, tile_plan
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE_S = 300.0
 FLOOR, LOG2_E, LN_2 = -1.0e30, 1.4426950408889634, 0.6931471805599453

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import ringray
 from tests.support.ranks import SHORT, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from torch import Tensor
 
 
 def order_of_backward(rank: int, size: int) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from ringray.partition import PARTITIONS, padded_length
 from ringray.traffic.mask import Mask
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
 
 
 @lru_cache(maxsize=4096)

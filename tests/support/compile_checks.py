@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch._dynamo
@@ -16,9 +17,6 @@ from ringray.nn import keep_attention
 from ringray_kernels import testing
 from tests.support.decoder import DOCUMENTS, SEQ_LEN, Decoder, Text, Trainer, gradients
 from tests.support.ranks import Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TRANSPORTS = (
     "ring", "bidirectional", "allgather", "ulysses", "hybrid:2", "double-ring:2", "staged",

@@ -15,20 +15,17 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from cluster.network import Machine
 from tests.support import place as drive
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from cluster.network import Machine
-    from tests.support.place import Place
+from tests.support.place import Place
 
 ADDRESS = "127.0.0.1"
 GRACE_S = 20.0

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ringray.attention.sharding import local_positions
 from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, RandomTokens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 TEXTS = {"a.txt": "abcdef", "b.md": "0123456789", "sub/c.txt": "XYZ", "d.txt": "q"}
 WHOLE = sum(map(len, TEXTS.values()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,6 @@ from ringray.training.trainer import TrainingStep, check_facts
 from tests.support import training_checks as checks
 from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALONE: dict[Recipe, list[TrainingStep]] = {}
 
