@@ -155,6 +155,8 @@ class Sweep:
             if time.monotonic() > until:
                 raise Broken(f"{self.name}: not recovered in {HANG_S:g} s: {done.err[-3000:]}")
             time.sleep(0.5)
+        for copy in of.place.home.glob("store.db.damaged*"):  # the disk is small
+            copy.unlink()
 
     def _rows(self, of: World) -> list[TrialRow] | None:
         """Returns the recorded trials, none of a sweep that was not begun. None: it cannot be read
