@@ -41,14 +41,14 @@ def run(home: Path, *command: object, **variables: str) -> str:
 def losses(home: Path, *command: object, steps: range = range(20)) -> list[str]:
     """The losses that a program prints, by step."""
     with tempfile.TemporaryDirectory(prefix="rr-") as folder:  # its sockets want a short path
-        said = run(
+        printed = run(
             home, *command, RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=folder, RAY_AUTH_MODE="token",
             RAY_AUTH_TOKEN="0" * 64,
         )  # fmt: skip
         # On a busy machine Ray's driver ends before it has shown the last lines of its workers.
         for path in Path(folder).glob("ray/session_2*/logs/worker-*.out"):
-            said += path.read_text()
-    shown = dict(re.findall(r"step +(\d+)  loss (\d+\.\d+)", said))
+            printed += path.read_text()
+    shown = dict(re.findall(r"step +(\d+)  loss (\d+\.\d+)", printed))
     assert sorted(map(int, shown)) == list(steps)
     return [shown[str(step)] for step in steps]
 
@@ -58,30 +58,30 @@ def test_the_first_snippet_of_the_readme(tmp_path: Path, seq_len: int) -> None:
     snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert snippet is not None
     (tmp_path / "attend.py").write_text(snippet[1].replace("4097", str(seq_len)))
-    said = run(tmp_path, *TORCHRUN, 2, tmp_path / "attend.py")
+    printed = run(tmp_path, *TORCHRUN, 2, tmp_path / "attend.py")
     held = rf"held \(1, 8, {-(-seq_len // 4) * 2}, 64\)"
     # Two ranks may write at once, a line's end after both.
-    differences = re.findall(rf"{held}; largest difference from SDPA: (\de[+-]\d\d)", said)
+    differences = re.findall(rf"{held}; largest difference from SDPA: (\de[+-]\d\d)", printed)
     assert len(differences) == 2
     assert all(float(difference) < 2e-5 for difference in differences)
 
 
 @pytest.mark.slow
 def test_torchrun_training_has_the_same_curve_on_one_rank_and_two(tmp_path: Path) -> None:
-    one, two = (
+    alone, two = (
         [float(x) for x in losses(tmp_path, *TORCHRUN, ranks, EXAMPLES / "torchrun_training.py")]
         for ranks in (1, 2)
     )
-    assert one[-1] < one[0] / 10
-    torch.testing.assert_close(one, two, atol=2e-3, rtol=2e-3)
+    assert alone[-1] < alone[0] / 10
+    torch.testing.assert_close(alone, two, atol=2e-3, rtol=2e-3)
 
 
 @pytest.mark.exhaustive
 def test_ray_actors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):  # it makes its own
         monkeypatch.delenv(name, raising=False)
-    said = run(tmp_path, EXAMPLES / "ray_actors.py")
-    errors = re.findall(r"^rank \d: (\S+) from SDPA", said, re.MULTILINE)
+    printed = run(tmp_path, EXAMPLES / "ray_actors.py")
+    errors = re.findall(r"^rank \d: (\S+) from SDPA", printed, re.MULTILINE)
     assert len(errors) == 2
     assert all(float(error) < 1e-5 for error in errors)
 
@@ -99,16 +99,16 @@ def test_the_examples_train_alike(tmp_path: Path) -> None:
 def test_fine_tuning_has_one_loss_on_any_ring_and_goes_on(tmp_path: Path) -> None:
     program = [EXAMPLES / "finetune.py", "--data", ROOT / "docs", "--seq-len", 501]
     alone = losses(tmp_path, *TORCHRUN, 1, *program)
-    kept = ["--checkpoints", tmp_path / "kept"]
-    ring = losses(tmp_path, *TORCHRUN, 2, *program, *kept)
+    checkpoints = ["--checkpoints", tmp_path / "kept"]
+    ring = losses(tmp_path, *TORCHRUN, 2, *program, *checkpoints)
     assert [float(loss) for loss in ring] == pytest.approx(
         [float(loss) for loss in alone], abs=2e-4
     )
     assert float(ring[-1]) < 0.8 * float(ring[0])
     assert losses(tmp_path, *program, "--workers", 2) == ring
-    longer = [*program, *kept, "--steps", 22]
-    more = losses(tmp_path, *TORCHRUN, 4, *longer, steps=range(20, 22))
-    assert max(map(float, more)) < float(ring[10])
+    longer = [*program, *checkpoints, "--steps", 22]
+    longest = losses(tmp_path, *TORCHRUN, 4, *longer, steps=range(20, 22))
+    assert max(map(float, longest)) < float(ring[10])
 
 
 @pytest.mark.exhaustive
@@ -119,10 +119,10 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     (tmp_path / "cells.py").write_text(
         "\n".join([*cells, "print(len(frame), set(frame.status), summary.counts)"])
     )
-    said = run(tmp_path, tmp_path / "cells.py", RINGRAY_HOME=str(tmp_path))
-    assert "[4/4] zigzag 256  ok" in said
-    assert re.search(r"^256 +\d+\.\d+ +\d+\.\d+$", said, re.MULTILINE)
-    assert said.endswith("4 {'ok'} {'ok': 4}\n")
+    printed = run(tmp_path, tmp_path / "cells.py", RINGRAY_HOME=str(tmp_path))
+    assert "[4/4] zigzag 256  ok" in printed
+    assert re.search(r"^256 +\d+\.\d+ +\d+\.\d+$", printed, re.MULTILINE)
+    assert printed.endswith("4 {'ok'} {'ok': 4}\n")
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)

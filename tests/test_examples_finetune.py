@@ -78,12 +78,12 @@ def test_a_pretrained_model_goes_on_and_is_exported(tmp_path: Path) -> None:
     program += ["--model", place, "--steps", 6]
     at_once = [*program, "--export", tmp_path / "at-once"]
     whole = losses(tmp_path, *TORCHRUN, 2, *at_once, steps=range(6))
-    kept = [*program, "--checkpoints", tmp_path / "kept", "--save-every", 3]
-    losses(tmp_path, *TORCHRUN, 2, *kept, steps=range(6))
+    saving = [*program, "--checkpoints", tmp_path / "kept", "--save-every", 3]
+    losses(tmp_path, *TORCHRUN, 2, *saving, steps=range(6))
     newest = tmp_path / "kept" / "step-00000006" / ".metadata"
     newest.write_bytes(newest.read_bytes()[:-1])  # goes on from step 3
-    more = [*TORCHRUN, 1, *kept, "--export", tmp_path / "kept-on"]
-    went_on = [float(loss) for loss in losses(tmp_path, *more, steps=range(3, 6))]
+    resumed = [*TORCHRUN, 1, *saving, "--export", tmp_path / "kept-on"]
+    went_on = [float(loss) for loss in losses(tmp_path, *resumed, steps=range(3, 6))]
     assert went_on == pytest.approx([float(loss) for loss in whole[3:]], abs=2e-2)
 
     models = [

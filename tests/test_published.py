@@ -114,48 +114,46 @@ def test_table_2_to_rounding(rows: Any) -> None:
 
 
 def test_table_3_within_a_factor_of_two_or_said_why_not(rows: Any) -> None:
-    found = rows("figure1_table3_max_context")
-    assert len(found) == 52
-    check_record("table3", found)
-    for cell, row in found.items():
+    cells = rows("figure1_table3_max_context")
+    assert len(cells) == 52
+    check_record("table3", cells)
+    for cell, row in cells.items():
         assert (0.5 <= row.ratio <= 2) == (not row.note), cell
         if cell.endswith(("ring", "blockwise MLP")):
             assert not row.note
-    assert sum(row.ratio == 1 for row in found.values()) >= 18
+    assert sum(row.ratio == 1 for row in cells.values()) >= 18
 
 
 def test_table_4_the_ring_costs_nothing(rows: Any) -> None:
-    found = rows("table4_mfu")
-    assert len(found) == 5
-    check_record("table4", found)
-    for row in found.values():
+    cells = rows("table4_mfu")
+    assert len(cells) == 5
+    check_record("table4", cells)
+    for row in cells.values():
         assert row.printed is None
         assert row.ours == pytest.approx(1, abs=0.02)
 
 
 def test_document_000(rows: Any) -> None:
-    found = {cell: row.ours for cell, row in rows("document000").items()}
-    assert found["12.4 compute, ms"] == pytest.approx(14.1, abs=0.05)
-    assert found["12.4 transfer, ms"] == pytest.approx(0.895, abs=0.001)
-    assert found["12.4 compute / transfer"] == pytest.approx(15.8, abs=0.1)
-    assert found["4.4 least block, tokens"] == pytest.approx(1040, abs=1)
-    assert found["5.2 last rank / first rank"] == pytest.approx(15, rel=1e-3)
-    assert (
-        found["7 ring: sent by a rank, MiB"] == found["7 all-gather: sent by a rank, MiB"] == 1792
-    )
-    assert found["7 ring: K/V beside its own, MiB"] == 512
-    assert found["7 all-gather: K/V beside its own, MiB"] == 1792 + 2048
-    assert found["12.1 ring + flash, 2 N"] == pytest.approx(0.5, rel=1e-3)
-    assert found["12.1 ring + flash, 2 d"] == pytest.approx(2, rel=1e-2)
+    ours = {cell: row.ours for cell, row in rows("document000").items()}
+    assert ours["12.4 compute, ms"] == pytest.approx(14.1, abs=0.05)
+    assert ours["12.4 transfer, ms"] == pytest.approx(0.895, abs=0.001)
+    assert ours["12.4 compute / transfer"] == pytest.approx(15.8, abs=0.1)
+    assert ours["4.4 least block, tokens"] == pytest.approx(1040, abs=1)
+    assert ours["5.2 last rank / first rank"] == pytest.approx(15, rel=1e-3)
+    assert ours["7 ring: sent by a rank, MiB"] == ours["7 all-gather: sent by a rank, MiB"] == 1792
+    assert ours["7 ring: K/V beside its own, MiB"] == 512
+    assert ours["7 all-gather: K/V beside its own, MiB"] == 1792 + 2048
+    assert ours["12.1 ring + flash, 2 N"] == pytest.approx(0.5, rel=1e-3)
+    assert ours["12.1 ring + flash, 2 d"] == pytest.approx(2, rel=1e-2)
 
 
 def test_document_004(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     document = module("document004")
     asked = [question for question in document.ASKED if "64x8" not in question[0]]
     monkeypatch.setattr(document, "ASKED", asked)
-    found = {(row.fleet, row.context): row for row in document.rows()}
+    proposals = {(row.fleet, row.context): row for row in document.rows()}
     k = 1 << 10
-    assert found["h100:1x8", 16 * k].smallest.degrees.cp == 1
-    assert found["h100:1x8", 128 * k].smallest.degrees.cp == 1
-    assert found["h100:8x8", 1024 * k].best.degrees.cp > 8
-    assert found["h100:8x8", 10 * 1024 * k].smallest.degrees.cp == 32
+    assert proposals["h100:1x8", 16 * k].smallest.degrees.cp == 1
+    assert proposals["h100:1x8", 128 * k].smallest.degrees.cp == 1
+    assert proposals["h100:8x8", 1024 * k].best.degrees.cp > 8
+    assert proposals["h100:8x8", 10 * 1024 * k].smallest.degrees.cp == 32

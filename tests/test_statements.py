@@ -142,8 +142,10 @@ def test_names_in_prose_exist(path: Path) -> None:
         if program == "ringray" and re.match(r"[a-z]+\b", rest):
             words = rest.split()
             _, parser = cli._command(words[0])
-            known = {option for action in parser._actions for option in action.option_strings}
-            assert {word for word in words[1:] if word.startswith("--")} <= known, span
+            known_options = {
+                option for action in parser._actions for option in action.option_strings
+            }
+            assert {word for word in words[1:] if word.startswith("--")} <= known_options, span
         if span.startswith("--"):
             assert set(re.findall(r"(?<!\S)--[a-z][\w-]*", span)) <= valid, span
         if match := re.match(rf"({'|'.join(fields)})\.(\w+)", span):

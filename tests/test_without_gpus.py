@@ -55,16 +55,16 @@ def run(folder: Path, *options: str) -> tuple[int, str]:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_a_run_that_skips_every_gpu_test_fails(tmp_path: Path) -> None:
-    code, said = run(tmp_path, FEW)
-    assert "0 gpu tests, expected 1 at least" in said
-    assert code == pytest.ExitCode.TESTS_FAILED, said
+    code, printed = run(tmp_path, FEW)
+    assert "0 gpu tests, expected 1 at least" in printed
+    assert code == pytest.ExitCode.TESTS_FAILED, printed
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="shows its GPUs")
 def test_kernels_are_compiled_where_pytorch_knows_a_gpu(tmp_path: Path) -> None:
-    code, said = run(tmp_path, "-p", "pretended", "--collect-only", FEW)
-    assert code == 0, said
-    assert "interpreter: None" in said
+    code, printed = run(tmp_path, "-p", "pretended", "--collect-only", FEW)
+    assert code == 0, printed
+    assert "interpreter: None" in printed
 
 
 @pytest.mark.slow

@@ -46,9 +46,9 @@ def exact(rank: int, size: int) -> None:
 
 def with_the_rest(rank: int, size: int) -> None:
     """Beside sinks, a softcap, another head dim of v and gradients of lse."""
-    for at, way in enumerate(("ring", "ulysses", "allgather")):
+    for number, way in enumerate(("ring", "ulysses", "allgather")):
         case = Case(
-            list(PARTITIONS)[at], transport=way, dropout_p=0.6, with_sinks=True, with_dlse=True,
+            list(PARTITIONS)[number], transport=way, dropout_p=0.6, with_sinks=True, with_dlse=True,
             softcap=0.7, value_dim=24, heads=2 * size, kv_heads=size, prefix=9,
         )  # fmt: skip
         within_budget(case, rank, size, truth(case))
@@ -69,16 +69,16 @@ def seeds(rank: int, size: int) -> None:
     torch.manual_seed(rank)
     with pytest.raises(ValueError, match=r"problem: dropout_seed: .*; give the same .*manual_seed"):
         ringray.ring_attention(q, k, v, **drawn)
-    given: dict[str, tuple[dict[str, Any], str]] = {
+    seeds_of_ranks: dict[str, tuple[dict[str, Any], str]] = {
         "dropout_seed: ": ({}, "dropout_seed: 5"),
         "dropout_p: ": ({"dropout_p": 0.0}, "dropout_p: "),
         "refused": ({"dropout_p": 1.0}, "dropout_p: got 1.0, expected a number of at least 0"),
     }
-    for others, (changes, own) in given.items():
+    for others, (changes, own) in seeds_of_ranks.items():
         last = rank == size - 1
-        more = case.arguments | ({"dropout_seed": 5} | changes if last else {})
+        arguments = case.arguments | ({"dropout_seed": 5} | changes if last else {})
         with pytest.raises(ValueError, match=own if last else others):
-            ringray.ring_attention(q, k, v, **more)
+            ringray.ring_attention(q, k, v, **arguments)
     torch.manual_seed(3)
     assert torch.equal(ringray.ring_attention(q, k, v, **drawn), first)  # type: ignore[arg-type]
 

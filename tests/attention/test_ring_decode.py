@@ -34,7 +34,7 @@ def chunks_of_tokens(
     q, k, v, _ = inputs
     if value_dim is not None:
         v = v.repeat(1, 1, 1, 3)[..., :value_dim].contiguous()
-    more: dict[str, Any] = {"softcap": softcap, "sinks": q[0, :, 0, 0] if with_sinks else None}
+    scoring: dict[str, Any] = {"softcap": softcap, "sinks": q[0, :, 0, 0] if with_sinks else None}
     if dealt:
         shards = [
             ringray.shard(x[:, :, :dealt], dim=2, partition=partition, pad_value=torch.nan)
@@ -52,21 +52,21 @@ def chunks_of_tokens(
         cache.append(k[:, :, new], v[:, :, new], position=cache.length)
         out, lse = ringray.ring_decode(
             q[:, :, new], cache, window=window, scale=scale, backend=backend, return_lse=True,
-            global_tokens=global_tokens, **more,
+            global_tokens=global_tokens, **scoring,
         )  # fmt: skip
         whole, mask = slice(cache.length), {"window": window, "global_tokens": global_tokens}
         seen = testing.visible(cache.length, causal=True, **mask)[-count:]
         inputs = (q[:, :, new], k[:, :, whole], v[:, :, whole], None, seen)
         factor = head_dim**-0.5 if scale is None else scale
-        want = testing.oracle(*inputs, scale=factor, **more).out
-        flash = testing.yardstick(*inputs, scale=factor, causal=False, **more).out
+        want = testing.oracle(*inputs, scale=factor, **scoring).out
+        flash = testing.yardstick(*inputs, scale=factor, causal=False, **scoring).out
         assert testing.budget_share(out, want, flash, want) <= 1
         assert (out.dtype, lse.dtype, lse.shape) == (dtype, torch.float32, out.shape[:3])
         assert lse.isfinite().all()
         for x in (out.contiguous(), lse.contiguous()):
             everyone = [torch.empty_like(x) for _ in range(size)]
             dist.all_gather(everyone, x)
-            assert all(torch.equal(one, x) for one in everyone), "ranks differ"
+            assert all(torch.equal(theirs, x) for theirs in everyone), "ranks differ"
     assert (cache.positions[1:] > cache.positions[:-1]).all()
     assert torch.equal(cache.k, k[:, :, cache.positions])
     assert torch.equal(cache.v, v[:, :, cache.positions])

@@ -116,9 +116,9 @@ def main() -> int:
             specs = [place.spec(text) for text in (STRATEGIES, BLOCKS)]
             for spec in specs:
                 ringray(place, "run", spec)
-            one, other = (tracked(server.uri, spec.stem) for spec in specs)
+            strategies, other = (tracked(server.uri, spec.stem) for spec in specs)
             with pages.opened(1440, 900) as page:
-                views = pages.Views(page, server.uri, one["experiment"], one["run"])
+                views = pages.Views(page, server.uri, strategies["experiment"], strategies["run"])
                 views.parent()
                 save(page, folder / "mlflow-parent.png")
                 views.figure("pareto")
@@ -127,7 +127,10 @@ def main() -> int:
                 page.locator(".js-plotly-plot .main-svg").first.wait_for()
                 page.wait_for_timeout(1500)
                 save(page, folder / "mlflow-charts.png")
-                runs, of = (quote(json.dumps(ids)) for ids in (one["trials"], [one["experiment"]]))
+                runs, of = (
+                    quote(json.dumps(ids))
+                    for ids in (strategies["trials"], [strategies["experiment"]])
+                )
                 page.goto(f"{server.uri}/#/compare-runs?runs={runs}&experiments={of}")
                 page.locator(".parcoords").first.wait_for()
                 page.wait_for_timeout(1000)

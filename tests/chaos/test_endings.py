@@ -111,12 +111,12 @@ def kill(place: Place, part: str) -> None:
     """Kills the processes whose program ends with ``part``."""
 
     def found() -> list[psutil.Process]:
-        programs = {one: title(one).partition(" ")[0] for one in place.processes()}
-        return [one for one, program in programs.items() if program.endswith(part)]
+        programs = {process: title(process).partition(" ")[0] for process in place.processes()}
+        return [process for process, program in programs.items() if program.endswith(part)]
 
-    for one in wait_until(part, found):
+    for process in wait_until(part, found):
         with suppress(psutil.Error):
-            one.kill()
+            process.kill()
 
 
 @pytest.mark.parametrize("part", ["/raylet", *exhaustive("/gcs_server", *AGENTS)])

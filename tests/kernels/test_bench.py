@@ -36,8 +36,8 @@ POINTS = [
 
 
 def measured(point: Point, *names: str, peak: float | None = None) -> dict[str, measure.Record]:
-    found = measure.measure(point, names, CPU, str, peak=peak)
-    return {record.contender: record for record in found}
+    records = measure.measure(point, names, CPU, str, peak=peak)
+    return {record.contender: record for record in records}
 
 
 @dataclass(frozen=True)

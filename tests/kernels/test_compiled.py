@@ -132,9 +132,11 @@ def test_the_defaults(tmp_path: Path, head_dims: list[int] | None) -> None:
         case = (line["target"], line["kernel"], line["head_dim"], line["dtype"])
         assert 0 < line["shared_bytes"] <= TARGETS[line["target"]].shared_bytes, line
         half = line["dtype"] != "float32"
-        found = line["instructions"]
+        instructions = line["instructions"]
         # fp32 takes tensor cores too (tf32), if small tiles leave Hopper's large ones unused.
-        assert found[PRODUCTS[line["target"]]] > 0 or (not half and found["mma"] > 0), line
+        assert instructions[PRODUCTS[line["target"]]] > 0 or (
+            not half and instructions["mma"] > 0
+        ), line
         ceilings = CEILINGS.get(INSTALLED)
         if ceilings is not None:
             assert line["inner_spilled"] <= ceilings.get(case, 0), line
@@ -143,8 +145,12 @@ def test_the_defaults(tmp_path: Path, head_dims: list[int] | None) -> None:
 def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
     """In the loops over whole tiles every exponential of forward and dkv; of dq all but the two
     whose rows are at hand."""
-    every = [(d, one) for d in SPECIALISED for one in (SPECIALISED[d], *CANDIDATES.get(d, ()))]
-    chosen = {(kernel, d, config) for d, one in every for kernel, config in one.given.items()}
+    every = [
+        (d, default) for d in SPECIALISED for default in (SPECIALISED[d], *CANDIDATES.get(d, ()))
+    ]
+    chosen = {
+        (kernel, d, config) for d, default in every for kernel, config in default.given.items()
+    }
     lines = compiled(tmp_path, [
         Case("sm_90", kernel, head_dim, config=config)
         for kernel, head_dim, config in sorted(chosen, key=str)

@@ -90,16 +90,16 @@ class Operators:
         def call(*values: Any, **named: Any) -> tuple[Any, ...]:
             self.calls += 1
             names = (argument.name.removesuffix("_") for argument in arguments)
-            given = SimpleNamespace(**dict(zip(names, values, strict=False)), **named)
-            assert given.dropout_p == 0.0
-            assert not getattr(given, "return_debug_mask", False)
-            assert kind != "flash" or given.query.dtype != torch.float32
-            bias = getattr(given, "attn_bias", None)
+            inputs = SimpleNamespace(**dict(zip(names, values, strict=False)), **named)
+            assert inputs.dropout_p == 0.0
+            assert not getattr(inputs, "return_debug_mask", False)
+            assert kind != "flash" or inputs.query.dtype != torch.float32
+            bias = getattr(inputs, "attn_bias", None)
             if bias is not None:
                 assert kind == "efficient"
-                self.check_bias(bias, given.query, given.key)
-            asked = (given.is_causal, given.scale, bias)
-            return (self.gradients if backward else self.attention)(kind, given, *asked)
+                self.check_bias(bias, inputs.query, inputs.key)
+            asked = (inputs.is_causal, inputs.scale, bias)
+            return (self.gradients if backward else self.attention)(kind, inputs, *asked)
 
         return call
 

@@ -289,9 +289,9 @@ def hold(
     """Checks what ``backend`` computes, of keys in each of ``parts``: by default of all at once."""
     if able(backend, problem):
         for keys in parts or ([torch.arange(problem.rows)],):
-            told = len(keys) == 1 if with_out is None else with_out
-            result = compute(backend, problem, problem.inputs, keys, with_out=told)
-            check(problem, result, f"{len(keys)} parts, out {told}")
+            passes_out = len(keys) == 1 if with_out is None else with_out
+            result = compute(backend, problem, problem.inputs, keys, with_out=passes_out)
+            check(problem, result, f"{len(keys)} parts, out {passes_out}")
 
 
 def both(
@@ -299,12 +299,11 @@ def both(
 ) -> list[Tensor]:
     """out, lse, dq, dk and dv of one hop; gradients are added to what is there."""
     q, k, v, dout = inputs
-    more |= {"backend": backend}
-    out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, **more)
+    out, lse = forward(q, k, v, start, end, out_dtype=q.dtype, backend=backend, **more)
     rows = delta(dout, out, lse, backend=backend)
     grads = [torch.full(x.shape, filled, device=q.device) for x in (q, k, v)]
     into = dict(zip(("dq", "dk", "dv"), grads, strict=True))
-    backward(dout, q, k, v, lse, rows, start, end, out=out, **into, **more)
+    backward(dout, q, k, v, lse, rows, start, end, out=out, backend=backend, **into, **more)
     return [out, lse, *grads]
 
 
@@ -335,16 +334,18 @@ def nobody_sees_anything(backend: str, problem: Problem, at: int) -> None:
     v.fill_(NAN)
     nothing = torch.full((1, problem.rows), at, dtype=torch.int32, device=problem.device)
     earlier = [torch.randn(shape, device=problem.device) for shape in (q.shape, q.shape[:3])]
-    more: dict[str, Any] = {"scale": problem.scale, "backend": backend, "blocks": problem.blocks}
+    options: dict[str, Any] = {"scale": problem.scale, "backend": backend, "blocks": problem.blocks}
     for out_dtype in (q.dtype, torch.float32):
-        out, lse = forward(q, k, v, nothing, nothing, out_dtype=out_dtype, **more)
+        out, lse = forward(q, k, v, nothing, nothing, out_dtype=out_dtype, **options)
         assert out.dtype == out_dtype
         assert (out == 0).all()
         assert (lse == -torch.inf).all()
         state = State(*(x.clone() for x in earlier))
-        out, lse = forward(q, k, v, nothing, nothing, state=state, out_dtype=out_dtype, **more)
+        out, lse = forward(q, k, v, nothing, nothing, state=state, out_dtype=out_dtype, **options)
         torch.testing.assert_close(out, earlier[0].to(out_dtype))
         torch.testing.assert_close(lse, earlier[1])
     dq, dk, dv = grads = [torch.ones(x.shape, device=problem.device) for x in (q, k, v)]
-    backward(dout, q, k, v, earlier[1], earlier[1], nothing, nothing, dq=dq, dk=dk, dv=dv, **more)
+    backward(
+        dout, q, k, v, earlier[1], earlier[1], nothing, nothing, dq=dq, dk=dk, dv=dv, **options
+    )
     assert all((x == 1).all() for x in grads)

@@ -246,9 +246,9 @@ def sharding(rank: int, size: int) -> None:
             positions = ringray.local_positions(partition, length, size, rank)
             inside = positions < length
             assert mine.shape[dim] == len(positions)
-            kept = mine.movedim(dim, 0)
-            assert torch.equal(kept[inside], full.movedim(dim, 0)[positions[inside]])
-            assert (kept[~inside] == 9).all()
+            rows = mine.movedim(dim, 0)
+            assert torch.equal(rows[inside], full.movedim(dim, 0)[positions[inside]])
+            assert (rows[~inside] == 9).all()
             back = ringray.unshard(mine, dim=dim, partition=partition, seq_len=length)
             assert torch.equal(back, full)
         _gradients_of_sharding(partition, length, rank, size)

@@ -202,7 +202,7 @@ def test_examples_are_listed_with_what_they_ask(capsys: pytest.CaptureFixture[st
     assert cli.main(["examples"]) == 0
     out = capsys.readouterr().out
     for path in (ROOT / "experiments").glob("*.yaml"):
-        (line,) = [one for one in out.splitlines() if one.startswith(f"{path.stem} ")]
+        (line,) = [shown for shown in out.splitlines() if shown.startswith(f"{path.stem} ")]
         assert len(line.split()) > 3
     assert "Is the result right?" in out
     assert "kind:" not in out

@@ -122,9 +122,9 @@ def test_a_start_that_fails_is_tried_again(
             assert str(stack.enter_context(embedded.started())) == "servers"
     assert seconds == sorted(seconds, reverse=True)
     assert seconds[0] <= embedded.START_S
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == len(seconds) - 1 == min(failures, TRIES - 1)
-    assert all(line.endswith("so it is; starting it again") for line in told)
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == len(seconds) - 1 == min(failures, TRIES - 1)
+    assert all(line.endswith("so it is; starting it again") for line in notes)
 
 
 # Ray's private API is used in one file

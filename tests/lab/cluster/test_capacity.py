@@ -204,7 +204,9 @@ def hold(machines: Machines, name: str, placement: Placement, *nodes: str) -> li
 
 
 def test_cpu_rings_share_no_machine() -> None:
-    machines = Machines(lambda: [node(name, address=at, CPU=4) for name, at in ("aa", "bb", "cb")])
+    machines = Machines(
+        lambda: [node(name, address=host, CPU=4) for name, host in ("aa", "bb", "cb")]
+    )
     assert machines.placement(CPU_RANK, 2) == CPU_RANK
     assert hold(machines, "one", CPU_RANK, "b", "b") == []
     assert hold(machines, "two", CPU_RANK, "a") == ["b", "c"], "one machine has two nodes"

@@ -115,7 +115,7 @@ def test_the_dashboard_is_the_generated_one() -> None:
 @pytest.mark.prometheus
 def test_promtool_reads_every_expression(tmp_path: Path) -> None:
     def check(texts: list[str]) -> int:
-        rules = [{"record": f"chart:{at}", "expr": text} for at, text in enumerate(texts)]
+        rules = [{"record": f"chart:{number}", "expr": text} for number, text in enumerate(texts)]
         file = tmp_path / "rules.yaml"
         file.write_text(yaml.safe_dump({"groups": [{"name": "charts", "rules": rules}]}))
         return subprocess.run(["promtool", "check", "rules", file], capture_output=True).returncode

@@ -232,9 +232,9 @@ def test_tuned_and_taken(place: Place) -> None:
     measured = [line for line in ended if line["status"] == "ok"]
     # Each as it was measured last; of a few runs only who was measured half as often as any.
     last = {json.dumps(line["config"]): line["config"] | line["metrics"] for line in measured}
-    often = [one for one in last.values() if 2 * one["repeats"] >= 4]
-    least = min(one["peak_memory_bytes"] for one in often)  # exact, so it beats the default
-    assert max(one["repeats"] for one in last.values()) == 4
+    often = [point for point in last.values() if 2 * point["repeats"] >= 4]
+    least = min(point["peak_memory_bytes"] for point in often)  # exact, so it beats the default
+    assert max(point["repeats"] for point in last.values()) == 4
     assert entry.metrics["peak_memory_bytes"] == least
     assert entry.choice["partition"] != "zigzag" or entry.choice["transport"] != "ring"
     unasked = [line for line in ended if line["status"] == "pruned"]
@@ -245,10 +245,12 @@ def test_tuned_and_taken(place: Place) -> None:
     assert again.code == 0, again.err
     assert "connecting" not in again.out
     # A new file is told what is known; nothing was measured again.
-    known = {json.dumps(line["config"]): line["metrics"] for line in ended}
-    told = place.lines(place.home / "again.jsonl")
-    assert [known[json.dumps(line["config"])] for line in told] == [one["metrics"] for one in told]
-    assert len(told) == 12
+    metrics_of = {json.dumps(line["config"]): line["metrics"] for line in ended}
+    repeated = place.lines(place.home / "again.jsonl")
+    assert [metrics_of[json.dumps(line["config"])] for line in repeated] == [
+        line["metrics"] for line in repeated
+    ]
+    assert len(repeated) == 12
 
     taken = place.run("run", place.spec(TAKE), "--no-tracking", "--json", "take.jsonl")
     assert taken.code == 0, taken.err

@@ -185,9 +185,9 @@ def test_decoding_on_a_ring() -> None:
 
 def test_tokens_of_a_step_are_counted() -> None:
     """Rates are of the new tokens, and FLOPs of what these see."""
-    (one, five) = trials(1, ", new_tokens: [null, 5]")
-    assert (one.config.problem.new_tokens, five.config.problem.new_tokens) == (1, 5)
-    assert one.predicted.flops == 4 * 16 * 6 * 301
+    (single, five) = trials(1, ", new_tokens: [null, 5]")
+    assert (single.config.problem.new_tokens, five.config.problem.new_tokens) == (1, 5)
+    assert single.predicted.flops == 4 * 16 * 6 * 301
     assert five.predicted.flops == 4 * 16 * 6 * (301 + 300 + 299 + 298 + 297)
     report = measurement.RankReport(0, seconds=[0.5])
     rate = partial(measurement.summarise, flops=1, reports=[report])

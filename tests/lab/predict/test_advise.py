@@ -113,10 +113,10 @@ def test_answer_json_and_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     line = ["advise", "8b", "--context", "256k", "--on", "h100:2x8", "--top", "2"]
     assert cli.main([*line, "--spec", str(asked), "--json", str(answer)]) == 0
     printed = capsys.readouterr().out
-    found = json.loads(answer.read_text())
-    assert len(found["proposals"]) == 2
-    first = found["proposals"][0]
-    assert first["step_s"] <= found["proposals"][1]["step_s"]
+    advice = json.loads(answer.read_text())
+    assert len(advice["proposals"]) == 2
+    first = advice["proposals"][0]
+    assert first["step_s"] <= advice["proposals"][1]["step_s"]
     assert sum(first["parts_s"].values()) == pytest.approx(first["step_s"])
     assert 0.3 < first["mfu"] < first["mfu_paper"]
     assert first["tokens_per_s"] == pytest.approx((4 << 20) / first["step_s"])
@@ -134,10 +134,10 @@ def test_answer_json_and_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_max_context(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["advise", "13b", "--max-context", "--on", "h100:8", "--json", "-"]
     assert cli.main(line) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["max_context"] > 200_000
-    assert found["memory_bytes"]["total"] <= found["usable_bytes"]
-    assert found["limit"] in found["memory_bytes"]
+    advice = json.loads(capsys.readouterr().out)
+    assert advice["max_context"] > 200_000
+    assert advice["memory_bytes"]["total"] <= advice["usable_bytes"]
+    assert advice["limit"] in advice["memory_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def saved_bytes(m: Model, rows: int) -> int:
     made: dict[int, torch.Tensor] = {}
     decoder = Decoder(replace(m, layers=2))
     layer = decoder.layers["1"]
-    own = {one.untyped_storage().data_ptr() for one in layer.parameters()}
+    own = {weight.untyped_storage().data_ptr() for weight in layer.parameters()}
 
     def keep(one: torch.Tensor) -> torch.Tensor:
         made[one.untyped_storage().data_ptr()] = one  # held, so that no address comes twice
@@ -201,15 +201,17 @@ def saved_bytes(m: Model, rows: int) -> int:
     layer(x, seq_len=rows)  # makes the angles of its rows, which layers share
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
         assert layer(x, seq_len=rows).shape == x.shape
-    return sum(one.untyped_storage().nbytes() for at, one in made.items() if at not in own)
+    return sum(
+        tensor.untyped_storage().nbytes() for address, tensor in made.items() if address not in own
+    )
 
 
 @pytest.mark.parametrize("kv_heads", [TINY.heads, TINY.kv_heads])
 def test_what_a_layer_keeps_is_what_autograd_keeps(kv_heads: int) -> None:
     rows, model = 256, replace(TINY, kv_heads=kv_heads)
     how = Training(rows, 1, "float32", kept="all", mlp_rows=None, loss_rows=1, fused=False)
-    kept = transformer.memory(model, Degrees(), how, 0).kept / model.layers
-    assert kept == pytest.approx(saved_bytes(model, rows), rel=0.02)
+    per_layer = transformer.memory(model, Degrees(), how, 0).kept / model.layers
+    assert per_layer == pytest.approx(saved_bytes(model, rows), rel=0.02)
 
 
 def test_degrees_divide_memory() -> None:
@@ -257,17 +259,17 @@ def test_a_step_by_hand() -> None:
     them, waits of the ring as they come."""
     model, on = named("8b", {}), hardware.parse_fleet("h100:1x8")
     degrees, how = Degrees(dp=1, cp=4, pp=2), Training(1 << 16, 2, kept="attention")
-    found = transformer.step(model, degrees, how, on, cost(10, 1), cost(40, 4))
-    assert found.attention == pytest.approx(2 * 16 * 0.036)
-    assert found.ring == pytest.approx(2 * 16 * 0.004)
-    assert found.tensor == 0
+    time = transformer.step(model, degrees, how, on, cost(10, 1), cost(40, 4))
+    assert time.attention == pytest.approx(2 * 16 * 0.036)
+    assert time.ring == pytest.approx(2 * 16 * 0.004)
+    assert time.tensor == 0
     rate = on.hardware.peak["bfloat16"] * on.hardware.products
     rows = (1 << 16) / 4
     matrices = rows * (16 * model.dense_flops + model.logits_flops) / rate
-    assert 2 * 3 * matrices < found.products < 2 * 3 * matrices * 1.25  # and memory-bound parts
-    stages = found.total - found.pipeline - found.optimizer
-    assert found.pipeline == pytest.approx(stages / 2, rel=0.02)  # and three small transfers
-    assert found.spread == pytest.approx(0.1)
+    assert 2 * 3 * matrices < time.products < 2 * 3 * matrices * 1.25  # and memory-bound parts
+    stages = time.total - time.pipeline - time.optimizer
+    assert time.pipeline == pytest.approx(stages / 2, rel=0.02)  # and three small transfers
+    assert time.spread == pytest.approx(0.1)
 
 
 def test_a_training_lies_on_the_nodes_of_its_fleet() -> None:

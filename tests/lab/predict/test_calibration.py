@@ -87,7 +87,8 @@ def cluster(
         **{
             "measured": "2026-11-01T10:00:00+00:00",
             "nodes": [
-                LinkedNode(name=f"10.0.0.{at + 2}", environment=environment) for at in range(count)
+                LinkedNode(name=f"10.0.0.{number + 2}", environment=environment)
+                for number in range(count)
             ],
             "pairs": [
                 NodePair.model_validate({"nodes": pair, **usual, **(slow or {}).get(pair, {})})
@@ -120,9 +121,9 @@ def test_a_slow_node_is_named_in_place_of_its_pairs(count: int) -> None:
 
 
 def test_a_lost_node_is_one_problem_and_a_cut_link_another() -> None:
-    found = cluster(4, of_node(3, 4, error="x") | {(0, 1): {"error": "no messages pass"}})
-    nodes = (*found.nodes[:3], found.nodes[3].model_copy(update={"lost": "the node is gone"}))
-    assert list(found.model_copy(update={"nodes": nodes}).problems()) == [
+    links = cluster(4, of_node(3, 4, error="x") | {(0, 1): {"error": "no messages pass"}})
+    nodes = (*links.nodes[:3], links.nodes[3].model_copy(update={"lost": "the node is gone"}))
+    assert list(links.model_copy(update={"nodes": nodes}).problems()) == [
         "10.0.0.5: the node is gone", "10.0.0.2 ↔ 10.0.0.3: no messages pass",
     ]  # fmt: skip
 

@@ -119,8 +119,8 @@ def fleet() -> Fleet:
 def merging_ms(config: TrialConfig, fleet: Fleet) -> float:
     """Returns what memory adds to the products."""
     faster = fleet.hardware.model_copy(update={"memory_bandwidth": 1e30})
-    found = cost_model.predict(config, fleet).time_ms
-    return found - cost_model.predict(config, replace(fleet, hardware=faster)).time_ms
+    whole_ms = cost_model.predict(config, fleet).time_ms
+    return whole_ms - cost_model.predict(config, replace(fleet, hardware=faster)).time_ms
 
 
 def test_a_ring_merges_each_later_chunk_and_a_gathered_pass_nothing(fleet: Fleet) -> None:
@@ -142,13 +142,13 @@ def test_only_folded_rows_see_others_in_steps(fleet: Fleet) -> None:
 
     def slower(partition: str, transport: str) -> bool:
         config = CONFIG.changed(causal=True, partition=partition, transport=transport)
-        one, other = (
-            cost_model.predict(config, replace(fleet, hardware=one)).time_ms
-            for one in (fleet.hardware, stepped)
+        plain, other = (
+            cost_model.predict(config, replace(fleet, hardware=device)).time_ms
+            for device in (fleet.hardware, stepped)
         )
-        return other > 1.5 * one
+        return other > 1.5 * plain
 
-    assert [slower(one, "ring") for one in ("contiguous", "striped", "zigzag")] == [False] * 3
+    assert [slower(name, "ring") for name in ("contiguous", "striped", "zigzag")] == [False] * 3
     assert slower("zigzag-token", "ring")
     assert slower("striped", "allgather")
     assert not slower("zigzag", "allgather")
@@ -189,10 +189,14 @@ DEVICES = ("a100", "h100", "h800", "h200", "b200", "mi300x", "l40s", "tpu-v3", "
 def test_an_entry_is_complete_and_of_a_device(name: str) -> None:
     entry = hardware.table()[name]
     assert {"bfloat16", "float32"} <= set(entry.peak)
-    measured = {(one.direction, one.causal) for one in entry.attention if one.head_dim == 128}
+    measured = {
+        (curve.direction, curve.causal) for curve in entry.attention if curve.head_dim == 128
+    }
     assert measured == {(way, c) for way in ("forward", "backward") for c in (False, True)}
     assert entry.price is None  # it changes by the week
-    assert any("data sheet" in one or "docs" in one or "chip" in one for one in entry.sources)
+    assert any(
+        "data sheet" in source or "docs" in source or "chip" in source for source in entry.sources
+    )
     assert not re.search(r"pypi|conda|npmjs", " ".join(entry.sources))
 
     assert 1e14 <= entry.peak["bfloat16"] <= 3e15  # dense
@@ -208,10 +212,10 @@ def test_an_entry_is_complete_and_of_a_device(name: str) -> None:
 @pytest.mark.parametrize("name", [*DEVICES, "cpu"])
 def test_attention_is_slower_than_the_peak_and_faster_with_more_rows(name: str) -> None:
     entry = hardware.table()[name]
-    for one in entry.attention:
-        rates = [one.rates[rows] for rows in sorted(one.rates)]
-        assert max(rates) < 0.85 * entry.peak[one.dtype], one
-        assert all(late > 0.95 * early for early, late in itertools.pairwise(rates)), one
+    for curve in entry.attention:
+        rates = [curve.rates[rows] for rows in sorted(curve.rates)]
+        assert max(rates) < 0.85 * entry.peak[curve.dtype], curve
+        assert all(late > 0.95 * early for early, late in itertools.pairwise(rates)), curve
 
 
 MINE = """mine:

@@ -108,23 +108,25 @@ def measured(ms: float, base: float = 10.0, seed: int = 0, repeats: int = 5) -> 
 
 def test_the_ratio_decides_where_the_baseline_is_the_same() -> None:
     a, b = point("a", measured(16, 40)), point("b", measured(8, 10, seed=1))
-    found = rank([b, a])
-    assert (found.winner, found.paired) == ("a", True)
-    assert found.drift == pytest.approx(4, rel=0.05)
-    assert found.behind("b") == pytest.approx(1, rel=0.05)
+    ranking = rank([b, a])
+    assert (ranking.winner, ranking.paired) == ("a", True)
+    assert ranking.drift == pytest.approx(4, rel=0.05)
+    assert ranking.behind("b") == pytest.approx(1, rel=0.05)
 
 
 def test_a_drift_of_the_baseline_leaves_times_undecided() -> None:
     """Two baselines, so that ratios cannot be compared; the machine became four times slower."""
     ended = [measured(8, 10), measured(20, 40, seed=1), measured(9, 20, seed=2)]
-    a, b = (point(key, one) for key, one in zip("ab", ended[:2], strict=True))
-    found = rank([a, b, point("c", ended[2], baseline_threads=4)])
-    assert (found.winner, found.undecided) == (None, "drift")
-    said = found.why(NAMES)
-    assert said.startswith("not decided: the baseline drifted by 4.")
+    a, b = (point(key, outcome) for key, outcome in zip("ab", ended[:2], strict=True))
+    ranking = rank([a, b, point("c", ended[2], baseline_threads=4)])
+    assert (ranking.winner, ranking.undecided) == (None, "drift")
+    reason = ranking.why(NAMES)
+    assert reason.startswith("not decided: the baseline drifted by 4.")
     # Ratios that are nearly equal, of which one was measured at a quarter of the speed.
-    found = rank([point("a", measured(8, 10)), point("b", measured(35, 40, seed=1))])
-    assert found.why(NAMES) == "not decided: the baseline drifted by 4.0 ×, A and B are within that"
+    ranking = rank([point("a", measured(8, 10)), point("b", measured(35, 40, seed=1))])
+    assert (
+        ranking.why(NAMES) == "not decided: the baseline drifted by 4.0 ×, A and B are within that"
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,10 +154,10 @@ def test_few_runs_decide_nothing_and_one_point_does_not_win() -> None:
 
 
 def test_replicas_that_differ_leave_their_medians_undecided() -> None:
-    a = point("a", *(measured(ms, seed=at) for at, ms in enumerate((7.0, 8.0, 9.5))))
-    b = point("b", *(measured(ms, seed=9 + at) for at, ms in enumerate((8.0, 9.0, 10.5))))
+    a = point("a", *(measured(ms, seed=seed) for seed, ms in enumerate((7.0, 8.0, 9.5))))
+    b = point("b", *(measured(ms, seed=9 + seed) for seed, ms in enumerate((8.0, 9.0, 10.5))))
     assert rank([a, b]).undecided == "noise"
-    steady = [point(key, *(measured(ms, seed=at) for at in range(3))) for key, ms in
+    steady = [point(key, *(measured(ms, seed=seed) for seed in range(3))) for key, ms in
               (("a", 8.0), ("b", 9.0))]  # fmt: skip
     assert rank(steady).winner == "a"
 

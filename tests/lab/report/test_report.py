@@ -151,7 +151,7 @@ def ran(index: int, times: list[float], **config: object) -> TrialRow:
     middle, fifth = ordered[len(ordered) // 2], len(ordered) // 5
     metrics = timed(middle, baseline=10.0)
     metrics |= {"p20_ms": ordered[fifth], "p80_ms": ordered[-1 - fifth]}
-    samples = {"ms": times, "ratio": [one / 10 for one in times]}
+    samples = {"ms": times, "ratio": [ms / 10 for ms in times]}
     return replace(drawn_row(index, metrics, **config), samples=samples)
 
 
@@ -192,10 +192,10 @@ def test_only_kinds_whose_points_are_rivals_have_a_fastest(
 
 def test_every_problem_has_its_answer() -> None:
     rows = [ran(i, [9.0] * 3, seq_len=1024 * i) for i in range(1, 15)]
-    said = verdict.lines(rows)
-    assert said[0].startswith("1,024 tokens: contiguous ring takes 9.00 ms")
-    assert len(said) == 13
-    assert said[-1] == "and 2 more problems"
+    answers = verdict.lines(rows)
+    assert answers[0].startswith("1,024 tokens: contiguous ring takes 9.00 ms")
+    assert len(answers) == 13
+    assert answers[-1] == "and 2 more problems"
     assert verdict.lines([drawn_row(0, {}, "failed")]) == ["none, because no trial ended well"]
     assert verdict.lines([]) == []
     assert verdict.lines([drawn_row(0, {"loss": 5.0})]) == []
@@ -217,10 +217,10 @@ def test_errors_are_an_answer_too() -> None:
 )
 def test_a_busy_host_is_told(host: float, said: str | None) -> None:
     metrics = timed(9.0) | {"host_cpu_percent": host, "cpu_percent": 150.0}
-    one = drawn_row(0, metrics, ring_size=2)
-    assert str(verdict.busy([one], 4)).startswith(str(said))
-    nice = verdict.busy([replace(one, metrics=metrics | {"niceness": 15.0})], 4) or ""
+    row = drawn_row(0, metrics, ring_size=2)
+    assert str(verdict.busy([row], 4)).startswith(str(said))
+    nice = verdict.busy([replace(row, metrics=metrics | {"niceness": 15.0})], 4) or ""
     assert ("so load at nice 0 takes precedence" in nice) == (said is not None)
-    short = replace(one, started=1.0, ended=1.1)
+    short = replace(row, started=1.0, ended=1.1)
     assert verdict.busy([short], 4) is None
-    assert verdict.busy([one], 0) is None
+    assert verdict.busy([row], 0) is None

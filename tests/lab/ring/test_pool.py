@@ -219,15 +219,15 @@ def introduced(address: str, torch: str, triton: str = "3.9.0") -> RankInfo:
 
 
 def test_a_ring_of_mixed_versions_is_refused_by_node_and_version() -> None:
-    one, same = introduced("10.0.0.1", "2.13.0+cu130"), introduced("10.0.0.2", "2.13.0+cu130")
-    assert mixed_versions([one, same], "2.13.0+cpu") is None  # a driver without a GPU
-    assert mixed_versions([one], None) is None
+    first, same = introduced("10.0.0.1", "2.13.0+cu130"), introduced("10.0.0.2", "2.13.0+cu130")
+    assert mixed_versions([first, same], "2.13.0+cpu") is None  # a driver without a GPU
+    assert mixed_versions([first], None) is None
     for other in (
         introduced("10.0.0.3", "2.12.1+cu130"),
         introduced("10.0.0.3", "2.13.0+cu128"),
         introduced("10.0.0.3", "2.13.0+cu130", "3.8.0"),
     ):
-        said = mixed_versions([one, same, other], "2.13.0")
-        assert "10.0.0.1 has torch 2.13.0+cu130, triton 3.9.0; " in said
-        assert f"10.0.0.3 has torch {other.place.torch}, triton {other.place.triton}; " in said
-    assert "this driver has torch 2.12.0;" in str(mixed_versions([one], "2.12.0"))
+        refusal = mixed_versions([first, same, other], "2.13.0")
+        assert "10.0.0.1 has torch 2.13.0+cu130, triton 3.9.0; " in refusal
+        assert f"10.0.0.3 has torch {other.place.torch}, triton {other.place.triton}; " in refusal
+    assert "this driver has torch 2.12.0;" in str(mixed_versions([first], "2.12.0"))

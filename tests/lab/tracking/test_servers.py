@@ -156,10 +156,10 @@ def test_a_database_without_a_server(store: Store) -> None:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory, schema: Path) -> Iterator[Server]:
-    found = sqlite_server(tmp_path_factory.mktemp("server"), schema)
-    found.start()
-    yield found
-    found.stop()
+    server = sqlite_server(tmp_path_factory.mktemp("server"), schema)
+    server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture

@@ -81,17 +81,17 @@ def second(store: Store, tmp_path: Path) -> Any:
 
 def test_two_stores_write_beside_each_other(store: Store, second: Store) -> None:
     both = (store, second)
-    for shift, one in enumerate(both):
-        _measure(one, 100.0 * shift)
-    for one, projection in [(one, _open(one)) for one in both]:  # at the same time
-        _write(one, projection)
+    for shift, written in enumerate(both):
+        _measure(written, 100.0 * shift)
+    for written, projection in [(written, _open(written)) for written in both]:  # at the same time
+        _write(written, projection)
     for _ in range(2):  # or one after the other, again and again
-        for one in both:
-            _write(one, _open(one))
-    for one in both:
-        _check(one)
+        for written in both:
+            _write(written, _open(written))
+    for written in both:
+        _check(written)
     assert _trash() == []
-    assert len({_of(one)[0].info.run_id for one in both}) == 2
+    assert len({_of(written)[0].info.run_id for written in both}) == 2
 
 
 def test_measured_again_is_another_run_and_the_older_one_stays(store: Store) -> None:
@@ -193,9 +193,9 @@ def test_runs_of_a_store_that_may_be_in_use_stay_its_own(
 def test_the_measurements_of_several_stores_are_joined(
     store: Store, second: Store, tmp_path: Path
 ) -> None:
-    for shift, one in enumerate((store, second)):
-        _measure(one, 100.0 * shift, count=COUNT - shift)
-        _write(one, _open(one))
+    for shift, written in enumerate((store, second)):
+        _measure(written, 100.0 * shift, count=COUNT - shift)
+        _write(written, _open(written))
     with Store(tmp_path / "third.db") as third:
         expected = Restored(DIGEST, "quick", COUNT, 0, earlier=COUNT - 1)
         assert _rebuilt(third) == expected
@@ -203,7 +203,7 @@ def test_the_measurements_of_several_stores_are_joined(
         assert medians == [101.0, 102.0, 3.0], "the newest"
         begin(third, trials(COUNT))
         _write(third, _open(third))
-        for one in (store, third):  # the last trial of the second is not measured
-            _check(one)
+        for written in (store, third):  # the last trial of the second is not measured
+            _check(written)
     assert _rebuilt(second).added == 1
     assert _trash() == []

@@ -258,7 +258,7 @@ def opened(uri: str, who: str = "") -> subprocess.Popen[bytes]:
 
 
 def new_sizes(path: Path) -> list[int]:
-    return [one.stat().st_size for one in path.parent.glob(".mlflow*/new.db")]
+    return [file.stat().st_size for file in path.parent.glob(".mlflow*/new.db")]
 
 
 @pytest.mark.slow
@@ -266,11 +266,11 @@ def test_processes_that_come_first_together_all_find_it_whole(tmp_path: Path) ->
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     place.check(uri)  # leaves an empty file, as in a driver
     first = [opened(uri, who) for who in "ab"]
-    for one in first:
-        _, errors = one.communicate()
-        assert one.returncode == 0, errors.decode()
-    found = client_of(uri).search_runs(["0"])
-    assert sorted(run.data.tags["who"] for run in found) == ["a", "b"]
+    for process in first:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors.decode()
+    stored = client_of(uri).search_runs(["0"])
+    assert sorted(run.data.tags["who"] for run in stored) == ["a", "b"]
 
 
 @pytest.mark.exhaustive

@@ -137,20 +137,20 @@ def test_a_new_metric_of_a_kind_is_one_line_of_the_table(monkeypatch: pytest.Mon
 def test_what_was_measured_is_compared_with_what_was_predicted() -> None:
     predicted = {"time_ms": 10.0, "peak_memory_bytes": 50}
     metrics = {"median_ms": 12.0, "peak_memory_bytes": 49.0}
-    found = {"prediction_ratio": 1.2, "prediction_memory_ratio": 0.98}
-    assert over_predicted(metrics, predicted) == pytest.approx(found)
+    ratios = {"prediction_ratio": 1.2, "prediction_memory_ratio": 0.98}
+    assert over_predicted(metrics, predicted) == pytest.approx(ratios)
     assert over_predicted({"median_ms": 12.0}, predicted) == pytest.approx(
         {"prediction_ratio": 1.2}
     )
     # Of other versions, of passes that were not timed, of a store that somebody changed.
     nothing = [{}, {"time_ms": 0.0}, {"time_ms": "10"}, {"time_ms": None}]
-    assert all(over_predicted(metrics, one) == {} for one in nothing)
+    assert all(over_predicted(metrics, useless) == {} for useless in nothing)
     assert over_predicted({"median_ms": float("nan")}, predicted) == {}
 
 
 def test_a_prediction_errs_as_much_below_as_above() -> None:
     ratios = [1.1, 1 / 1.1, 2.0, 0.5, 1.0]
-    errors = prediction_errors({"prediction_ratio": one} for one in ratios)
+    errors = prediction_errors({"prediction_ratio": ratio} for ratio in ratios)
     assert errors["prediction_median_error"] == pytest.approx(0.1)
     assert errors["prediction_p90_error"] == pytest.approx(1.0)
     assert errors["prediction_trials"] == 5
@@ -266,13 +266,13 @@ def test_a_gpu_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch, clock: list
     monkeypatch.setattr(machine_load, "_gpu", cache(machine_load._gpu.__wrapped__))
     watch = Watch("GPU-1")
     clock[0] += 0.25
-    found = watch.stop()
-    assert found["gpu_percent"] == 98
-    assert found["gpu_clock_mhz"] == 1755
-    assert found["gpu_memory_bytes"] == 7 << 30
+    load = watch.stop()
+    assert load["gpu_percent"] == 98
+    assert load["gpu_clock_mhz"] == 1755
+    assert load["gpu_memory_bytes"] == 7 << 30
     # 150 J were counted between the two readings.
-    assert found["gpu_power_watts"] == 150 / 0.25
-    assert "gpu_celsius" not in found
+    assert load["gpu_power_watts"] == 150 / 0.25
+    assert "gpu_celsius" not in load
     Watch("GPU-1").stop()
     assert len(opened) == 1
     assert "gpu_percent" not in Watch("GPU-2").stop()
