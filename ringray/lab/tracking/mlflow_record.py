@@ -204,7 +204,8 @@ def results_rows(sweep: SweepRow, trials: Sequence[TrialRow]) -> list[dict[str, 
     """Returns the ended trials, each with its name, how it ended, its config and its metrics."""
     ended = [trial for trial in trials if trial.status is not None]
     names = run_names(sweep, trials)
-    fields = dict.fromkeys(name for trial in ended for name in trial.config)
+    # A column has one meaning: `repeats` is what was measured, not what the spec asks for.
+    fields = dict.fromkeys(name for trial in ended for name in trial.config if name not in METRICS)
     rows = []
     for trial in ended:
         ends = {name: getattr(trial, name) for name in ("status", "reason", "attempts", "point")}

@@ -139,12 +139,14 @@ def test_the_sweep_says_how_far_its_predictions_were_off(sweep_row: Any) -> None
 
 
 def test_tables_have_a_row_per_ended_trial(sweep_row: Any) -> None:
-    rows = [row(0), row(1, "failed")]
-    header, measured, failed = show.results_csv(show.results_rows(sweep_row, rows)).splitlines()
-    columns = header.split(",")
-    assert columns[:4] == ["trial", "key", "status", "reason"]
-    assert measured.count(",") == failed.count(",") == len(columns) - 1
-    assert failed.split(",")[columns.index("median_ms")] == ""
+    ended = replace(row(0, repeats=9), metrics={"median_ms": 1.0, "repeats": 5.0})
+    rows = show.results_rows(sweep_row, [ended, row(1, "failed", repeats=9)])
+    header, measured, failed = (line.split(",") for line in show.results_csv(rows).splitlines())
+    assert header[:4] == ["trial", "key", "status", "reason"]
+    assert len(header) == len(measured) == len(failed) == len({*header})
+    assert failed[header.index("median_ms")] == ""
+    # What the spec asks for has no column beside what was measured.
+    assert [line[header.index("repeats")] for line in (measured, failed)] == ["5.0", ""]
 
 
 def test_uris(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
