@@ -8,10 +8,14 @@ knows a partition by name: intervals, FLOPs, traffic and balance follow from the
 To add one: write ``ringray/partition/NAME.py`` with ``GRANULARITY`` (the padded length is a
 multiple of ``GRANULARITY * world_size``) and ``ranges``, and add it to ``PARTITIONS``. The contract
 suite in ``tests/contracts`` runs over every name registered here.
+
+The partition ``balanced`` is no rule of the ring alone: it depends on the mask, and is dealt piece
+by piece (``ringray.deal``). What it returns stands wherever a name does.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,38 +46,81 @@ PARTITIONS: dict[str, Partition] = {
     }.items()
 }
 DEFAULT = "zigzag"
+BALANCED = "balanced"
+NAMES = (*PARTITIONS, BALANCED)
 
 
-def get(name: str) -> Partition:
-    """Returns the partition called ``name``; raises ValueError with the valid names otherwise."""
+class Dealt(ABC):
+    """A sequence of ``seq_len`` tokens, ``padded`` to a length that ``world_size`` ranks share
+    evenly, whose positions are dealt already."""
+
+    seq_len: int
+    world_size: int
+    padded: int
+
+    @abstractmethod
+    def ranges(self, rank: int) -> tuple[range, ...]:
+        """Returns the positions of a rank: disjoint ranges of one step, padding included."""
+
+
+Partitioning = str | Dealt
+
+
+def _undealt(*_: int) -> tuple[range, ...]:
+    raise ValueError(
+        f"partition: got {BALANCED!r} alone, expected ringray.deal(...), because it depends on the "
+        "mask, which this call does not know"
+    )
+
+
+def get(partition: Partitioning) -> Partition:
+    """Returns the partition of that name, or the one that is dealt; raises ValueError with the
+    valid names otherwise."""
+    if isinstance(partition, Dealt):
+        return Partition(str(partition), 1, lambda _, __, rank: partition.ranges(rank))
+    if partition == BALANCED:
+        return Partition(BALANCED, 1, _undealt)
     try:
-        return PARTITIONS[name]
+        return PARTITIONS[partition]
     except (KeyError, TypeError):
-        raise ValueError(unknown("partition", name, PARTITIONS)) from None
+        raise ValueError(unknown("partition", partition, NAMES)) from None
 
 
-def padded_length(name: str, seq_len: int, world_size: int) -> int:
-    """Returns ``seq_len`` rounded up to the next length (tokens) that ``name`` deals evenly."""
-    unit = get(name).granularity * world_size
+def padded_length(partition: Partitioning, seq_len: int, world_size: int) -> int:
+    """Returns ``seq_len`` rounded up to the next length (tokens) that is dealt evenly.
+
+    Raises:
+        ValueError: unknown partition, or one that is dealt for another length or ring.
+    """
+    if isinstance(partition, Dealt):
+        for name, dealt, value in (
+            ("seq_len", partition.seq_len, seq_len),
+            ("world_size", partition.world_size, world_size),
+        ):
+            if dealt != value:
+                raise ValueError(f"partition: got {partition}, but {name} is {value} here")
+        return partition.padded
+    unit = get(partition).granularity * world_size
     return -(-seq_len // unit) * unit
 
 
-def true_length(name: str, seq_len: int | None, rows: int, world_size: int) -> int:
+def true_length(partition: Partitioning, seq_len: int | None, rows: int, world_size: int) -> int:
     """Returns the true length (tokens) of a sequence whose shards have ``rows`` rows each: that is
-    ``seq_len``, or all rows if it is None.
+    ``seq_len``; if it is None the length that is dealt, or all rows.
 
     Raises:
         ValueError: unknown partition, or a length that these shards cannot have.
     """
     padded = rows * world_size
-    length = padded if seq_len is None else seq_len
+    dealt = partition.seq_len if isinstance(partition, Dealt) else padded
+    length = dealt if seq_len is None else seq_len
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
         raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
-    expected = padded_length(name, length, world_size)
+    expected = padded_length(partition, length, world_size)
     if expected != padded:
         raise ValueError(
             f"seq_len: {world_size} ranks x {rows} rows = {padded} positions, but partition "
-            f"{name!r} deals {length} tokens as {expected} ({expected // world_size} rows a rank); "
-            "pad and deal with ringray.shard"
+            f"{get(partition).name!r} deals {length} tokens as {expected} "
+            f"({expected // world_size} rows a rank); pad and deal with ringray.shard"
         )
     return length

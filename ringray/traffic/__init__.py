@@ -2,7 +2,11 @@
 
 mask       the keys that a query sees
 areas      rectangles that all visible pairs lie in
-geometry   visible pairs and needed rows in closed form
+bands      visible pairs of two pieces in closed form
+by_area    visible pairs and needed rows of packed sequences, area by area
+geometry   visible pairs and needed rows of all pairs of ranks
+dealer     the ranks that hold the rows of packed documents
+deal       the result of dealing, and its figures
 routes     the ranks that a chunk visits, and the steps of these visits
 hulls      the rows of the messages along a route
 walk       the cheapest routes of both passes

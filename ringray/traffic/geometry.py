@@ -21,7 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringray import partition as partitions
+from ringray.partition import Dealt, Partitioning
+from ringray.traffic import by_area
 from ringray.traffic.areas import areas
+from ringray.traffic.bands import band
 from ringray.traffic.mask import Mask
 
 Ints = NDArray[np.signedinteger]
@@ -36,11 +39,12 @@ _NARROW = 1 << 31  # numbers below it take half the time
 class Layout:
     """The positions of a sequence on the ranks of a ring.
 
-    ``padded``: length that is dealt (tokens). ``ranks``: of the ring. ``fold``: shards per rank: 1,
-    or the Ulysses degree where an exchange of heads for rows has joined consecutive shards.
+    ``partition``: the name of a rule, or what ``ringray.deal`` returns. ``padded``: length that is
+    dealt (tokens). ``ranks``: of the ring. ``fold``: shards per rank: 1, or the Ulysses degree
+    where an exchange of heads for rows has joined consecutive shards.
     """
 
-    partition: str
+    partition: Partitioning
     padded: int
     ranks: int
     fold: int = 1
@@ -77,12 +81,14 @@ class Pairs(NamedTuple):
 
     ``visible``: visible (query, key) pairs, of all batch rows together where their masks differ.
     ``first``, ``stop``: the hull of the rows of a part (see ``cuts``) of the owner's that the
-    visiting rank computes with, half-open; both are 0 where there is none.
+    visiting rank computes with, half-open; both are 0 where there is none. ``runs``: these rows
+    without those between that nobody needs, where they are counted so.
     """
 
     visible: Ints
     first: Rows32
     stop: Rows32
+    runs: by_area.Runs | None = None
 
 
 class _Pieces(NamedTuple):
@@ -116,29 +122,6 @@ def _pieces(layout: Layout) -> _Pieces:
     return _Pieces(first, np.maximum(-((first - stop) // step), 0), step)
 
 
-def _pairs_from(least: Ints, n: Ints, m: Ints) -> Ints:
-    """Counts the (i, j) with ``0 <= i < n``, ``0 <= j < m`` and ``i - j >= least``, where ``-m <=
-    least <= n``."""
-    # Each i has min(i - least + 1, m) of them, if that is above 0.
-    first, last = np.maximum(-least, 0), n - least
-    inside = np.minimum(last, m)
-    return ((inside * (inside + 1) - first * (first + 1)) >> 1) + (last - inside) * m
-
-
-def _band(
-    apart: Ints, step: int, n: Ints, m: Ints, least: Ints, most: Ints | None
-) -> tuple[Ints, ...]:
-    """Returns visible pairs (i, j) with ``0 <= i < n`` and ``0 <= j < m``, of queries ``apart + i *
-    step`` and keys ``j * step``, and the least and the most ``i - j`` of those that the area
-    allows, within ``[-m, n]``. ``most``: None where no key is too far behind."""
-    low = np.clip(-((apart - least) // step), 1 - m, n)
-    seen = _pairs_from(low, n, m)
-    if most is None:
-        return seen, low, n - 1
-    high = np.clip((most - apart) // step, -m, n - 1)
-    return seen - _pairs_from(high + 1, n, m), low, high
-
-
 def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
     """Returns the positions, ``[cut, rank]``, that bound the parts of each rank's rows.
 
@@ -147,7 +130,7 @@ def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
     """
     ends = np.repeat([[0], [layout.padded]], layout.ranks, 1)
     far_keys = mask.rows[0].far_keys
-    if far_keys is None or travelling == "queries":
+    if far_keys is None or travelling == "queries" or isinstance(layout.partition, Dealt):
         return ends
     dealt = _pieces(layout)
     if dealt.step > 1:
@@ -162,9 +145,41 @@ def cuts(layout: Layout, mask: Mask, travelling: Travelling) -> Ints:
 @lru_cache(maxsize=32)
 def pairs(layout: Layout, mask: Mask, travelling: Travelling = "keys") -> Pairs:
     """Returns visible pairs and needed rows for all pairs of ranks of one ring."""
+    if _by_area(layout, mask):
+        return _of_areas(layout, mask, travelling)
     bounds = cuts(layout, mask, travelling)
     rows = [_in_parts(layout, row, bounds, travelling) for row in mask.rows]
     return rows[0] if len(rows) == 1 else _of_rows(rows, layout.padded)
+
+
+def _by_area(layout: Layout, mask: Mask) -> bool:
+    """Tells whether to count pieces area by area: a rank holds many of them, or there are many
+    areas. Keys that are seen from afar travel in parts, unless pieces are dealt one by one."""
+    if isinstance(layout.partition, Dealt):
+        return layout.ranges(0)[0].step == 1
+    packed = mask.documents is not None or mask.chunk is not None
+    return packed and mask.rows[0].far_keys is None and layout.ranges(0)[0].step == 1
+
+
+def _of_areas(layout: Layout, mask: Mask, travelling: Travelling) -> Pairs:
+    """Returns the same, counted area by area."""
+    bounds = [
+        (piece.start, piece.stop, rank)
+        for rank in range(layout.ranks)
+        for piece in layout.ranges(rank)
+        if piece
+    ]
+    dealt = by_area.pieces(*np.array(bounds, np.int64).T)
+    visible, keys, queries = by_area.pairs(dealt, layout.ranks, mask)
+    runs = keys if travelling == "keys" else queries
+    some = runs.bounds[:-1] < runs.bounds[1:]
+    # The runs of a pair stand in the order of rows: its hull is from its first to its last.
+    first, stop = np.zeros((2, len(some)), np.int32)
+    first[some] = runs.start[runs.bounds[:-1][some]]
+    stop[some] = runs.stop[runs.bounds[1:][some] - 1]
+    shape = 1, layout.ranks, layout.ranks
+    visible = visible if travelling == "keys" else visible.T
+    return Pairs(visible, first.reshape(shape), stop.reshape(shape), runs)
 
 
 def _in_parts(layout: Layout, mask: Mask, bounds: Ints, travelling: Travelling) -> Pairs:
@@ -216,7 +231,7 @@ def _pairs(
             these = slice(rank, rank + block)
             a, n = (x[:, :, :, these] for x in queries)
             bounds = least, None if unbounded else most
-            seen, near, far = _band(a - b, dealt.step, n, m, *bounds)
+            seen, near, far = band(a - b, dealt.step, n, m, *bounds)
             # Key j meets the queries [j + near, j + far], query i the keys [i - far, i - near].
             if keys_travel:
                 of, start, stop = b, -far, np.minimum(m, n - near)
@@ -245,7 +260,7 @@ def _pairs(
 
 def _of_rows(each: list[Pairs], padded: int) -> Pairs:
     """Returns the sum of visible pairs and the hull of needed rows of all batch rows."""
-    visible, first, stop = map(np.stack, zip(*each, strict=True))
+    visible, first, stop = map(np.stack, zip(*(rows[:3] for rows in each), strict=True))
     lowest, highest = np.where(stop > first, first, padded).min(0), stop.max(0)
     return Pairs(visible.sum(0), np.where(highest > 0, lowest, 0), highest)
 
@@ -255,5 +270,5 @@ def total_visible(mask: Mask) -> int:
     if mask.plain:
         return mask.seq_len * (mask.seq_len + 1) // 2 if mask.causal else mask.seq_len**2
     query, query_stop, key, key_stop, least, most = areas(mask)
-    seen, *_ = _band(query - key, 1, query_stop - query, key_stop - key, least, most)
+    seen, *_ = band(query - key, 1, query_stop - query, key_stop - key, least, most)
     return int(seen.sum())

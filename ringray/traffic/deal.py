@@ -1,0 +1,195 @@
+"""What ``ringray.deal`` returns: the positions of every rank, dealt for one mask.
+
+Imports numpy only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ringray import partition as partitions
+from ringray.partition import BALANCED, Dealt, Partitioning
+from ringray.traffic import dealer, geometry
+from ringray.traffic.mask import Mask, argument_of
+
+Ints = NDArray[np.int64]
+Ranges = tuple[tuple[range, ...], ...]
+_NARROWER = ("window", "chunk")  # fields by which the layers of one model differ
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Deal(Dealt):
+    """The positions of every rank, dealt for one mask; equal if all of it is equal.
+
+    ``mask``: of the sequence. ``world_size``: ranks. ``rule``: the partition that dealt. ``dealt``:
+    the positions of each rank, disjoint ranges of one step, padding included.
+    """
+
+    mask: Mask
+    world_size: int
+    rule: str
+    dealt: Ranges
+    weights: tuple[float, ...]
+
+    @property
+    def seq_len(self) -> int:  # type: ignore[override]
+        """Returns the true length (tokens)."""
+        return self.mask.seq_len
+
+    @cached_property
+    def padded(self) -> int:  # type: ignore[override]
+        """Returns the length that is dealt, padding included (tokens)."""
+        return sum(map(len, self.dealt[0])) * self.world_size
+
+    @cached_property
+    def digest(self) -> int:
+        """Returns 62 bits that another deal does not have."""
+        text = repr((self.mask, self.world_size, self.rule, self.weights, self.dealt))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
+
+    def __hash__(self) -> int:
+        return self.digest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Deal) and self.digest == other.digest
+
+    def __repr__(self) -> str:
+        return (
+            f"Deal({self.rule}, {self.seq_len} tokens on {self.world_size} ranks, "
+            f"{self.digest:016x})"
+        )
+
+    def ranges(self, rank: int) -> tuple[range, ...]:
+        """Returns the positions of a rank: disjoint ranges of one step, in ascending order; those
+        from ``seq_len`` on are padding. Raises ValueError for a rank outside the ring."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank: got {rank!r}, expected 0 to {self.world_size - 1}")
+        return self.dealt[rank]
+
+    @cached_property
+    def work(self) -> tuple[int, ...]:
+        """Returns the visible (query, key) pairs of each rank's queries."""
+        return tuple(self._pairs.visible.sum(1).tolist())
+
+    @property
+    def balance(self) -> float:
+        """Returns the mean time of a rank over the longest, from 0 to 1: its work over its weight,
+        where 1 is even."""
+        times = np.array(self.work) / np.array(self.weights)
+        return float(sum(self.work) / sum(self.weights) / times.max())
+
+    @cached_property
+    def rows_received(self) -> tuple[int, ...]:
+        """Returns the rows of K/V that each rank needs from others."""
+        pairs = self._pairs
+        rows = pairs.runs.rows if pairs.runs else np.maximum(pairs.stop - pairs.first, 0).sum(0)
+        return tuple((rows.sum(1) - rows.diagonal()).tolist())
+
+    def documents(self, rank: int) -> tuple[int, ...]:
+        """Returns the numbers of the documents, from 0 on, that have tokens on a rank; of the first
+        batch row, where rows hold documents of their own."""
+        bounds = np.array(self.mask.rows[0].boundaries)
+        tokens = [np.arange(x.start, min(x.stop, self.seq_len), x.step) for x in self.ranges(rank)]
+        held = np.searchsorted(bounds, np.concatenate(tokens), side="right") - 1
+        return tuple(np.unique(held).tolist())
+
+    def indices(self) -> list[int]:
+        """Returns all positions, those of rank 0 first, each rank's in ascending order: the form of
+        PyTorch's load balancers, whose rank r holds the r-th of equal parts."""
+        return [p for ranges in self.dealt for p in sorted(itertools.chain(*ranges))]
+
+    @cached_property
+    def _pairs(self) -> geometry.Pairs:
+        return geometry.pairs(geometry.Layout(self, self.padded, self.world_size), self.mask)
+
+    def check_mask(self, mask: Mask) -> None:
+        """Raises ValueError if this was dealt for another mask. A layer may see less than what was
+        dealt for, by its window or its chunk."""
+        for field in fields(Mask):
+            name = field.name
+            here, there = getattr(mask, name), getattr(self.mask, name)
+            if here != there and not (name in _NARROWER and there is None):
+                raise ValueError(
+                    f"partition: dealt for {argument_of(name)} {_brief(there)}, but the call has "
+                    f"{_brief(here)}"
+                )
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:40]} ... {text[-15:]}"
+
+
+@lru_cache(maxsize=64)
+def deal(
+    mask: Mask, world_size: int, rule: str = BALANCED, weights: tuple[float, ...] | None = None
+) -> Deal:
+    """Returns the positions of every rank, the same for equal arguments.
+
+    Raises:
+        ValueError: an unknown partition, or weights that are not a positive number for each rank.
+    """
+    if weights is None:
+        weights = (1.0,) * world_size
+    if len(weights) != world_size or not all(0 < x < math.inf for x in weights):
+        raise ValueError(
+            f"weights: got {_brief(weights)}, expected a positive number for each of {world_size} "
+            "ranks"
+        )
+    padded = partitions.padded_length(rule, mask.seq_len, world_size)
+    if rule != BALANCED:
+        ranges = partitions.get(rule).ranges
+        dealt = tuple(ranges(padded, world_size, rank) for rank in range(world_size))
+        return Deal(mask, world_size, rule, dealt, weights)
+    pieces: list[list[range]] = [[] for _ in range(world_size)]
+    for begin, stop, rank in dealer.deal(mask, padded, weights):
+        pieces[rank].append(range(begin, stop))
+    return Deal(mask, world_size, rule, tuple(map(tuple, pieces)), weights)
+
+
+def resolved(partition: Partitioning, mask: Mask, world_size: int) -> Partitioning:
+    """Returns the partition of a call: ``balanced`` dealt for its mask, others as they are.
+
+    Raises:
+        ValueError: what is dealt is for another length, ring or mask.
+    """
+    if isinstance(partition, Deal):
+        partitions.padded_length(partition, mask.seq_len, world_size)  # checks both
+        partition.check_mask(mask)
+        return partition if partition.rule not in partitions.PARTITIONS else partition.rule
+    return deal(mask, world_size) if partition == BALANCED else partition
+
+
+def of_indices(indices: Sequence[int], mask: Mask, world_size: int) -> Deal:
+    """Returns the deal in which rank r holds the r-th of equal parts of ``indices``: the form of
+    PyTorch's load balancers.
+
+    Raises:
+        ValueError: they are not every position once, do not divide by the ranks, or a rank's do
+            not ascend.
+    """
+    positions = np.asarray(indices)
+    padded = -(-mask.seq_len // world_size) * world_size
+    whole = positions.ndim == 1 and positions.dtype.kind in "iu"
+    if not whole or not np.array_equal(np.sort(positions), np.arange(padded)):
+        raise ValueError(
+            f"indices: expected each of the positions 0 to {padded - 1} once, the {mask.seq_len} "
+            f"tokens and padding for {world_size} ranks"
+        )
+    parts = positions.reshape(world_size, -1)
+    if not (np.diff(parts) > 0).all():
+        raise ValueError("indices: expected those of each rank in ascending order; sort each part")
+    dealt = []
+    for part in parts:
+        (ends,) = np.nonzero(np.diff(part) != 1)
+        starts, stops = part[np.append(0, ends + 1)], part[np.append(ends, len(part) - 1)] + 1
+        dealt.append(tuple(map(range, starts.tolist(), stops.tolist())))
+    return Deal(mask, world_size, "indices", tuple(dealt), (1.0,) * world_size)
