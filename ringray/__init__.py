@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringray.attention import ring_attention
+    from ringray.attention.deal import deal
     from ringray.attention.decode import ring_decode
     from ringray.attention.sharded_kv import ShardedKV
     from ringray.attention.sharding import local_positions, shard, unshard
@@ -27,6 +28,7 @@ __all__ = [
     "ContextParallelAttention",
     "ShardedKV",
     "context_parallel",
+    "deal",
     "local_positions",
     "make_mesh",
     "parallelize",
@@ -43,6 +45,7 @@ _HOME = {
     "ContextParallelAttention": "ringray.nn",
     "ShardedKV": "ringray.attention.sharded_kv",
     "context_parallel": "ringray.models.sdpa",
+    "deal": "ringray.attention.deal",
     "local_positions": "ringray.attention.sharding",
     "make_mesh": "ringray.training.mesh",
     "parallelize": "ringray.training.parallelize",

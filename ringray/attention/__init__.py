@@ -7,6 +7,7 @@ tensor_arguments  tensors beside q, k and v
 arguments  the arguments of a call, checked and resolved
 open_choices  choices that a call leaves open: the tuned one
 other_names keywords of other libraries, answered with ours
+deal       ``deal``, the rows of every rank for a mask
 agreement  exchange in which ranks compare their arguments
 problem    one rank's part of a call: layout, call, script
 compile    the operation as torch.compile and autograd see it

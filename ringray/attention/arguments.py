@@ -31,7 +31,7 @@ from ringray.attention.tensor_arguments import (
 )
 from ringray.base.provenance import version
 from ringray.comm.ring import Comm
-from ringray.traffic import walk
+from ringray.traffic import deal, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Documents, Mask, argument_of
 from ringray.tuning.lookup import Strategy
@@ -172,9 +172,10 @@ def _read(
         names = [item.name for item in fields(record)]
         return {name: settings[name] for name in names if name in settings}
 
-    length = settings["seq_len"]
+    length, partition = settings["seq_len"], settings["partition"]
     if length is None:
-        length = sizes.rows * comm.world_size
+        dealt = isinstance(partition, partitions.Dealt)
+        length = partition.seq_len if dealt else sizes.rows * comm.world_size
     score = Score(**of(Score), **tensors.described(slopes))
     numbers: dict[str, Any] = {
         name: None if getattr(score, name) is None else float(getattr(score, name))
@@ -197,6 +198,7 @@ def _describe(sizes: InputSizes, call: Call, seq_len: int | None, comm: Comm) ->
     if score.dropout_p and (size := rows * ranks) > POSITIONS:
         raise ValueError(f"dropout_p: got {size} positions, expected at most {POSITIONS}")
     partitions.true_length(strategy.partition, seq_len, rows, ranks)  # checks it
+    partition = deal.resolved(strategy.partition, call.mask, ranks)
     backend = resolve_backend(strategy.backend, sizes, score.features(value_dim))
     check_blocks(strategy.blocks, backend)
     exchange = transports.plan(strategy.transport, ranks, heads, kv_heads)
@@ -207,7 +209,7 @@ def _describe(sizes: InputSizes, call: Call, seq_len: int | None, comm: Comm) ->
     place = comm.rank % fold
     problem = RankProblem(
         call=replace(call, strategy=replace(strategy, backend=backend, backward=backward)),
-        layout=Layout(strategy.partition, rows * ranks, ranks // fold, fold),
+        layout=Layout(partition, rows * ranks, ranks // fold, fold),
         rank=comm.rank // fold,
         exchange=exchange,
         costs=walk.costs(dtype.itemsize, batch, *of_rank, quantized=quantized),

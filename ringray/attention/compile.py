@@ -30,6 +30,7 @@ from ringray import transport as transports
 from ringray.attention import loops
 from ringray.attention.arguments import prepare, resolve
 from ringray.attention.call import DEFAULTS, SETTINGS, TYPES, mistake, unnamed
+from ringray.attention.deal import heard, spoken
 from ringray.attention.documents import on_host
 from ringray.attention.tensor_arguments import ScoreParameters, TensorArguments, mistyped
 from ringray.comm.ring import connect_named, name_of, place_in
@@ -109,8 +110,17 @@ class _Arguments(NamedTuple):
     def read(cls, flat: Sequence[Any]) -> _Arguments:
         """Reads them in the order of the schemas."""
         count = len(TensorArguments._fields)
-        seed, group, ranks, *settings = flat[count:]
-        return cls(TensorArguments(*flat[:count]), seed, group, ranks, _settings(settings))
+        seed, group, ranks, *rest = flat[count:]
+        tensors, settings = TensorArguments(*flat[:count]), _settings(rest)
+        return cls(tensors, seed, group, ranks, settings)
+
+    @property
+    def dealt(self) -> dict[str, Any]:
+        """Returns the settings with the partition that is dealt, if it is."""
+        return {
+            **self.settings,
+            "partition": heard(self.settings["partition"], self.tensors.dealt),
+        }
 
 
 def operator(schema: str, fake: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -146,6 +156,8 @@ def attention(
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns (out, lse) of ``ring_attention`` in a graph. Dynamo traces this function only."""
+    name, dealt = spoken(settings["partition"])
+    settings, tensors = {**settings, "partition": name}, tensors._replace(dealt=dealt)
     refused = mistake(settings) or unnamed(settings) or mistyped(tensors)
     refused = refused or unusable_dropout(settings["dropout_p"], seed)
     if refused is not None:  # the operator raises it: other ranks may run theirs already
@@ -260,7 +272,7 @@ def _attention(
         k,
         v,
         tensors,
-        arguments.settings,
+        arguments.dealt,
         comm,
         needs_grad=needs_grad,
         refused=refused,
@@ -300,7 +312,7 @@ def _attention_backward(
     arguments = _Arguments.read(flat)
     comm, tensors = connect_named(arguments.group, arguments.ranks), arguments.tensors
     q, k, v = (dout.new_empty(1).expand(shape) for shape in _shapes(dout, saved))
-    problem, _ = prepare(q, k, v, tensors, arguments.settings, comm, needs_grad=True)
+    problem, _ = prepare(q, k, v, tensors, arguments.dealt, comm, needs_grad=True)
     problem = problem if arguments.seed is None else problem.seeded(int(arguments.seed))
     if dlse is not None and dlse.device.type == "cpu" and not dlse.any():
         dlse = None  # of a compiler that has no undefined gradients
@@ -319,7 +331,7 @@ def _setup(
     saved = saved_by_loop if len(saved_by_loop) >= _INPUTS else [q, k, v, out, lse, *saved_by_loop]
     # What is not traced saves what an eager call saves: in a checkpoint one may repeat the other.
     # The rest is of the forward pass, and so is its seed, even if a repetition draws another.
-    rest = call, tensors.cu_seqlens, tensors.alibi_slopes, seed
+    rest = call, tensors.cu_seqlens, tensors.alibi_slopes, tensors.dealt, seed
     ctx.beside = (call.clone(), *rest[1:]) if type(call) is Tensor else ()
     ctx.save_for_backward(*tensors.parameters, *(() if ctx.beside else rest), *saved)
     ctx.mark_non_differentiable(call, *saved_by_loop)
@@ -332,11 +344,13 @@ def _backward(
     count = len(ScoreParameters._fields)
     every = [*ctx.saved_tensors]  # which a checkpoint lets a pass read once
     parameters, saved = ScoreParameters(*every[:count]), every[count:]
-    call, cu_seqlens, slopes, seed = ctx.beside or (saved.pop(0) for _ in range(4))
+    call, cu_seqlens, slopes, dealt, seed = ctx.beside or (saved.pop(0) for _ in range(5))
     if dout is None:  # only lse was used
         assert dlse is not None
         dout = saved[2].new_zeros((*dlse.shape, saved[2].shape[3]))
-    tensors = TensorArguments(cu_seqlens=cu_seqlens, alibi_slopes=slopes, **parameters._asdict())
+    tensors = TensorArguments(
+        cu_seqlens=cu_seqlens, alibi_slopes=slopes, dealt=dealt, **parameters._asdict()
+    )
     dq, dk, dv, *shares = _attention_backward(
         dout, dlse, saved, call, *tensors, seed, *ctx.settings
     )

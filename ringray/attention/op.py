@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
+    from ringray.partition import Partitioning
     from ringray_kernels.config import Blocks
 
 
@@ -45,7 +46,7 @@ def ring_attention(
     v: Tensor,
     *,
     group: dist.ProcessGroup | None = None,
-    partition: str = partitions.DEFAULT,
+    partition: Partitioning = partitions.DEFAULT,
     causal: bool = True,
     window: int | tuple[int | None, int | None] | None = None,
     cu_seqlens: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
@@ -85,8 +86,9 @@ def ring_attention(
         group: process group of the ring; None is the default group if one is initialised, otherwise
             this process alone.
         partition: rule that deals positions to ranks, a name of ``ringray.partition.PARTITIONS``;
-            or ``auto``, the tuned choice (else zigzag); the shards have to be dealt by it, and
-            ``ringray.tuned_strategy`` returns it.
+            what ``ringray.deal`` returns, or ``balanced``, which deals for this call's mask; or
+            ``auto``, the tuned choice (else zigzag), which ``ringray.tuned_strategy`` returns. The
+            shards have to be dealt by it.
         causal: a query sees no key after it.
         window: a query at p sees keys ``[p - window, p]``, window + 1 of them; needs ``causal``.
             Or (left, right): keys ``[p - left, p + right]``, None for all on that side; with

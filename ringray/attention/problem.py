@@ -136,9 +136,9 @@ class RankProblem:
                 value = self._kept[key, device] = make()
         return cast("T", value)
 
-    def positions(self, rank: int, device: torch.device) -> Tensor:
-        """Returns the global positions of a rank of the ring, int64, strictly increasing."""
-        return positions(self.layout, rank, device)
+    def positions_at(self, rank: int, rows: Rows, device: torch.device) -> Tensor:
+        """Returns the global positions of rows of a rank, int64, strictly increasing."""
+        return _at(positions(self.layout, rank, device), rows)
 
     def by_position(
         self,
@@ -155,7 +155,7 @@ class RankProblem:
         ``keys``. ``bias``: see ``ScoreParameters``."""
         if self.call.score.bias is None and not self.call.score.dropout_p:
             return {}
-        positions = self._positions_32(owner, device)[keys.start : keys.stop]
+        positions = _at(self._positions_32(owner, device), keys)
         return self.by_position_at(queries, rows, positions, heads, bias)
 
     def by_position_at(
@@ -179,7 +179,9 @@ class RankProblem:
         return keywords
 
     def _positions_32(self, rank: int, device: torch.device) -> Tensor:
-        return self.once(("int32", rank), device, lambda: self.positions(rank, device).int())
+        return self.once(
+            ("int32", rank), device, lambda: positions(self.layout, rank, device).int()
+        )
 
     def intervals(
         self, queries: int, rows: Rows, owner: int, keys: Rows, device: torch.device
@@ -189,7 +191,7 @@ class RankProblem:
         has several, that has a key: they have none in common. At least one."""
 
         def make() -> Ranges:
-            chosen = positions(self.layout, owner, device)[keys.start : keys.stop]
+            chosen = _at(positions(self.layout, owner, device), keys)
             return self.intervals_of(queries, rows, chosen)
 
         return self.once((queries, rows, owner, keys), device, make)
@@ -238,6 +240,12 @@ class RankProblem:
             ringray_kernels.backward(
                 dout, q, k, v, lse, delta, start, end, **self.kernel, **options
             )
+
+
+def _at(positions: Tensor, rows: Rows) -> Tensor:
+    """Returns the positions of some rows of a rank."""
+    parts = [positions[part] for part in rows.parts]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @lru_cache(maxsize=128)

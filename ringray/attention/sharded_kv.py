@@ -18,6 +18,7 @@ from ringray.attention.problem import positions
 from ringray.attention.sharding import remembered
 from ringray.base.units import plain
 from ringray.comm.ring import connect
+from ringray.partition import Partitioning
 from ringray.traffic.geometry import Layout
 from ringray_kernels.checks import check_qkv, not_plain
 from ringray_kernels.modes import lasting
@@ -48,7 +49,7 @@ class ShardedKV:
         v: Tensor,
         capacity: int,
         group: dist.ProcessGroup | None,
-        partition: str = "",
+        partition: Partitioning = "",
         dealt: int = 0,
         padded: int = 0,
     ) -> None:
@@ -115,7 +116,7 @@ class ShardedKV:
         v: Tensor,
         *,
         capacity: int,
-        partition: str = partitions.DEFAULT,
+        partition: Partitioning = partitions.DEFAULT,
         seq_len: int | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> ShardedKV:

@@ -19,18 +19,20 @@ from torch._C._functorch import is_batchedtensor
 from ringray import partition as partitions
 from ringray.attention.agreement import BACKWARD, AgreedCall, agree, refusing
 from ringray.attention.compile import operator
+from ringray.attention.deal import heard, spoken
 from ringray.attention.problem import positions
 from ringray.base.units import plain
 from ringray.comm.ring import Comm, connect, connect_named, name_of, place_in
+from ringray.partition import Partitioning
 from ringray.traffic.geometry import Layout
 from ringray_kernels.checks import not_plain
 
 
-def local_positions(partition: str, seq_len: int, world_size: int, rank: int) -> Tensor:
+def local_positions(partition: Partitioning, seq_len: int, world_size: int, rank: int) -> Tensor:
     """Returns the global positions of a rank's rows.
 
     Args:
-        partition: a name of ``ringray.partition.PARTITIONS``.
+        partition: a name of ``ringray.partition.PARTITIONS``, or what ``ringray.deal`` returns.
         seq_len: true global length (tokens); it is padded to the next length the partition deals.
         world_size, rank: of the ring.
 
@@ -56,7 +58,7 @@ def shard(
     x: Tensor,
     *,
     dim: int,
-    partition: str = partitions.DEFAULT,
+    partition: Partitioning = partitions.DEFAULT,
     group: dist.ProcessGroup | None = None,
     pad_value: float = 0,
 ) -> Tensor:
@@ -64,7 +66,7 @@ def shard(
 
     Args:
         x: any shape and dtype; ``dim`` is the sequence.
-        partition: a name of ``ringray.partition.PARTITIONS``.
+        partition: a name of ``ringray.partition.PARTITIONS``, or what ``ringray.deal`` returns.
         group: process group of the ring; as in ``ring_attention``.
         pad_value: fills rows beyond the sequence, where it does not divide evenly.
 
@@ -89,7 +91,7 @@ def unshard(
     x: Tensor,
     *,
     dim: int,
-    partition: str = partitions.DEFAULT,
+    partition: Partitioning = partitions.DEFAULT,
     group: dist.ProcessGroup | None = None,
     seq_len: int | None = None,
     gradients: str = "sum",
@@ -120,12 +122,13 @@ def unshard(
             length = remembered(x) if length is None else length
             dim, length = _checked(x, comm, dim, partition, length, gradients)
         needs_grad = torch.is_grad_enabled() and x.requires_grad
-        full, _ = _unshard(x, dim, partition, name, ranks, length, gradients, needs_grad)
+        rule = spoken(partition)
+        full, _ = _unshard(x, dim, *rule, name, ranks, length, gradients, needs_grad)
         return cast("Tensor", full)
 
 
 def _checked(
-    x: Tensor, comm: Comm, dim: int, partition: str, length: int | None, gradients: str
+    x: Tensor, comm: Comm, dim: int, partition: Partitioning, length: int | None, gradients: str
 ) -> tuple[int, int]:
     """Returns the dimension and the true length."""
     if gradients not in ("sum", "mean"):
@@ -195,7 +198,9 @@ def _dimension(x: Tensor, dim: int) -> int:
     return dim % x.dim()
 
 
-def _take(x: Tensor, dim: int, partition: str, rank: int, ranks: int, pad_value: float) -> Tensor:
+def _take(
+    x: Tensor, dim: int, partition: Partitioning, rank: int, ranks: int, pad_value: float
+) -> Tensor:
     """Returns a rank's rows of x, with rows beyond x filled with ``pad_value``."""
     length = x.shape[dim]
     padded = partitions.padded_length(partition, length, ranks)
@@ -208,17 +213,17 @@ def _take(x: Tensor, dim: int, partition: str, rank: int, ranks: int, pad_value:
 
 
 def _positions_on(
-    device: torch.device | str, partition: str, padded: int, ranks: int, rank: int
+    device: torch.device | str, partition: Partitioning, padded: int, ranks: int, rank: int
 ) -> Tensor:
     """Returns the positions of a rank's rows; not to be changed, except while compiling."""
     if torch.compiler.is_compiling():
-        return _positions(partition, padded, ranks, rank).to(device)
+        return traced_positions(*spoken(partition), padded, ranks, rank).to(device)
     return positions(Layout(partition, padded, ranks), rank, torch.device(device))
 
 
 # Operators, opaque to torch.compile; see ``attention.compile``. ``group``: by its name.
 
-_RING = "SymInt dim, str partition, str? group, int ranks"
+_RING = "SymInt dim, str partition, Tensor? dealt, str? group, int ranks"
 
 
 @operator(
@@ -243,17 +248,28 @@ def _rows(x: Tensor, dim: int, rows: int) -> Tensor:
 
 
 @operator(
-    "positions(str partition, SymInt padded, SymInt ranks, SymInt rank) -> Tensor",
-    fake=lambda _, padded, ranks, rank: torch.empty(
+    "positions(str partition, Tensor? dealt, SymInt padded, SymInt ranks, SymInt rank) -> Tensor",
+    fake=lambda _, __, padded, ranks, rank: torch.empty(
         padded // ranks, dtype=torch.int64, device="cpu"
     ),
 )
-def _positions(partition: str, padded: int, ranks: int, rank: int) -> Tensor:
-    return positions(Layout(partition, padded, ranks), rank, torch.device("cpu")).clone()
+def traced_positions(
+    partition: str, dealt: Tensor | None, padded: int, ranks: int, rank: int
+) -> Tensor:
+    """Returns the positions of a rank's rows, for code that is compiled."""
+    layout = Layout(heard(partition, dealt), padded, ranks)
+    return positions(layout, rank, torch.device("cpu")).clone()
 
 
 def _like_full(
-    x: Tensor, dim: int, partition: str, group: str | None, ranks: int, length: int | None, *_: Any
+    x: Tensor,
+    dim: int,
+    partition: str,
+    dealt: Tensor | None,
+    group: str | None,
+    ranks: int,
+    length: int | None,
+    *_: Any,
 ) -> tuple[Tensor, Tensor]:
     call = torch.empty((), dtype=torch.int64, device="cpu")
     if not -x.dim() <= dim < x.dim():  # the operator refuses it
@@ -269,14 +285,15 @@ def _like_full(
 def _unshard(
     x: Tensor,
     dim: int,
-    partition: str,
+    name: str,
+    dealt: Tensor | None,
     group: str | None,
     ranks: int,
     length: int | None,
     gradients: str,
     needs_grad: bool,
 ) -> tuple[Tensor, Tensor]:
-    comm = connect_named(group, ranks)
+    comm, partition = connect_named(group, ranks), heard(name, dealt)
     with refusing(comm):
         dim, length = _checked(x, comm, dim, partition, length, gradients)
         padded = x.shape[dim] * ranks
@@ -304,12 +321,19 @@ def _unshard(
 
 @operator(
     f"unshard_backward(Tensor grad, Tensor call, {_RING}, bool mean) -> Tensor",
-    fake=lambda grad, call, dim, partition, group, ranks, mean: _rows(
+    fake=lambda grad, call, dim, partition, dealt, group, ranks, mean: _rows(
         grad, dim, partitions.padded_length(partition, grad.shape[dim], ranks) // ranks
     ),
 )
 def _unshard_backward(
-    grad: Tensor, call: Tensor, dim: int, partition: str, group: str | None, ranks: int, mean: bool
+    grad: Tensor,
+    call: Tensor,
+    dim: int,
+    partition: str,
+    dealt: Tensor | None,
+    group: str | None,
+    ranks: int,
+    mean: bool,
 ) -> Tensor:
     comm = connect_named(group, ranks)
     with refusing(comm):
@@ -317,17 +341,19 @@ def _unshard_backward(
         agree(comm, AgreedCall(BACKWARD, call=int(call)))
     comm.sum(total, "backward of unshard")
     total = total / ranks if mean else total
-    return _take(total, dim, partition, comm.rank, ranks, 0).contiguous()
+    return _take(total, dim, heard(partition, dealt), comm.rank, ranks, 0).contiguous()
 
 
 def _setup_unshard(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, dim, *ring, _, gradients, _ = inputs
-    ctx.problem = (dim % x.dim(), *ring, gradients == "mean")
-    ctx.save_for_backward(output[1])
+    x, dim, partition, dealt, *ring, _, gradients, _ = inputs
+    ctx.place, ctx.ring = (dim % x.dim(), partition), (*ring, gradients == "mean")
+    ctx.save_for_backward(output[1], dealt)
     ctx.mark_non_differentiable(output[1])
 
 
-_unshard.register_autograd(
-    lambda ctx, grad, _: (_unshard_backward(grad, *ctx.saved_tensors, *ctx.problem), *[None] * 7),
-    setup_context=_setup_unshard,
-)
+def _backward_unshard(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    call, dealt = ctx.saved_tensors
+    return _unshard_backward(grad, call, *ctx.place, dealt, *ctx.ring), *[None] * 8
+
+
+_unshard.register_autograd(_backward_unshard, setup_context=_setup_unshard)

@@ -28,13 +28,15 @@ _EXPECTED = (
 
 
 class TensorArguments(NamedTuple):
-    """The tensor arguments of ``ringray.ring_attention`` beside q, k and v, as given."""
+    """The tensor arguments of ``ringray.ring_attention`` beside q, k and v, as given; and for a
+    compiler the token of what ``ringray.deal`` returned (``attention.deal.spoken``)."""
 
     cu_seqlens: Tensor | None = None
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
     distance_bias: Tensor | None = None
     attn_bias: Tensor | None = None
+    dealt: Tensor | None = None
 
     @property
     def parameters(self) -> ScoreParameters:

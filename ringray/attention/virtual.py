@@ -47,8 +47,8 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
         ]
         own, device = problem.own, q.device
         return [
-            (owner, slice(*rows), *problem.intervals(rank, own, owner, rows, device)[0])
+            (owner, rows.parts[0], *problem.intervals(rank, own, owner, rows, device)[0])
             for owner, rows in needed
         ]
 
-    return problem.positions(rank, q.device), visits("forward"), visits("backward")
+    return problem.positions_at(rank, problem.own, q.device), visits("forward"), visits("backward")

@@ -29,7 +29,7 @@ class WholeScores(ContextParallelAttention):
     all rows on its rank."""
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, seq_len: int, cu_seqlens: Tensor | None, prefix: Any
+        self, q: Tensor, k: Tensor, v: Tensor, seq_len: int, cu_seqlens: Tensor | None, *_: Any
     ) -> Tensor:
         rows = q.shape[2]
         if cu_seqlens is not None or rows < seq_len:
@@ -188,7 +188,7 @@ class Decoder(nn.Module):
             labels: (B, S), this rank's rows; -100 where there is no loss.
             shards, gradients: all ranks that hold tokens and the reduction of gradients, as
                 ``group`` and ``gradients`` of ``sharded_cross_entropy``.
-            where: ``seq_len``, ``cu_seqlens`` as in ``ContextParallelAttention``.
+            where: ``seq_len``, ``cu_seqlens``, ``partition`` as in ``ContextParallelAttention``.
         """
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)

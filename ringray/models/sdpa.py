@@ -29,10 +29,12 @@ from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
+from ringray.attention.deal import deal
 from ringray.attention.sharding import shard
 from ringray.base.units import plain
 from ringray.comm.ring import connect
 from ringray.models.attention_kernels import kernels_refuse, other_attention
+from ringray.partition import Partitioning
 from ringray_kernels.config import Blocks
 
 _ROUTED = {
@@ -54,7 +56,7 @@ _OPAQUE = {
 def context_parallel(
     *,
     group: dist.ProcessGroup | None = None,
-    partition: str = partitions.DEFAULT,
+    partition: Partitioning = partitions.DEFAULT,
     transport: str = transports.DEFAULT,
     backend: str = "auto",
     blocks: Blocks | int | None = None,
@@ -118,6 +120,8 @@ def context_parallel(
         if in_place and buffer_dims:
             raise ValueError("buffer_dims: got buffer_seq_dims too, expected one of both")
         dims = buffer_dims if buffer_seq_dims is None else buffer_seq_dims
+        if partition == partitions.BALANCED:
+            partition = _dealt(buffers, dims, seq_len, cu_seqlens, window, options, comm.world_size)
         length, shards = _shards(buffers, dims, pad_values, seq_len, partition, group)
     options |= {"group": group, "partition": partition, "transport": transport, "backend": backend}
     options |= {"blocks": blocks, "seq_len": length, "cu_seqlens": cu_seqlens, "window": window}
@@ -135,12 +139,39 @@ def context_parallel(
             )
 
 
+def _dealt(
+    buffers: Sequence[Tensor],
+    dims: Sequence[int],
+    seq_len: int | None,
+    cu_seqlens: Any,
+    window: Any,
+    options: dict[str, Any],
+    ranks: int,
+) -> Partitioning:
+    """Returns the deal of a sequence for the mask of causal calls in the block."""
+    lengths = [x.shape[plain(dim)] for x, dim in zip(buffers, dims, strict=False)]
+    if seq_len is None and not lengths:
+        raise ValueError(
+            f"partition: got {partitions.BALANCED!r} without buffers and seq_len, expected one of "
+            "them, or ringray.deal(...)"
+        )
+    names = "chunk", "prefix", "shared_prefix", "global_tokens"
+    limits = {name: options[name] for name in names if name in options}
+    return deal(
+        lengths[0] if seq_len is None else seq_len,
+        ranks,
+        cu_seqlens=cu_seqlens,
+        window=window,
+        **limits,
+    )
+
+
 def _shards(
     buffers: Sequence[Tensor],
     dims: Sequence[int],
     pad_values: float | Sequence[float],
     seq_len: int | None,
-    partition: str,
+    partition: Partitioning,
     group: dist.ProcessGroup | None,
 ) -> tuple[int | None, tuple[Tensor, ...]]:
     """Returns the sequence length, if it is known, and this rank's rows of each buffer."""

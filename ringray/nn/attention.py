@@ -24,10 +24,12 @@ from ringray.attention import ring_attention
 from ringray.attention.agreement import refusing
 from ringray.attention.call import several
 from ringray.attention.compile import on_host_op, operator
+from ringray.attention.deal import deal, heard, spoken
 from ringray.attention.documents import boundaries, document_boundaries
-from ringray.attention.sharding import _positions, local_positions, refuse, remembered
+from ringray.attention.sharding import local_positions, refuse, remembered, traced_positions
 from ringray.base.units import plain
 from ringray.comm.ring import connect, name_of, place_in
+from ringray.partition import Partitioning
 from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
 from ringray_kernels.dropout import unusable_dropout
@@ -80,7 +82,7 @@ class ContextParallelAttention(nn.Module):
         dropout_p: float = 0.0,
         rope_theta: float | None = 10000.0,
         group: dist.ProcessGroup | None = None,
-        partition: str = partitions.DEFAULT,
+        partition: Partitioning = partitions.DEFAULT,
         transport: str = transports.DEFAULT,
         backend: str = "auto",
         blocks: Blocks | int | None = None,
@@ -144,6 +146,7 @@ class ContextParallelAttention(nn.Module):
         seq_len: int | None = None,
         cu_seqlens: Tensor | None = None,
         prefix: int | Sequence[int] | None = None,
+        partition: Partitioning | None = None,
     ) -> Tensor:
         """Returns attention of this rank's rows; every rank of the ring calls it.
 
@@ -154,6 +157,7 @@ class ContextParallelAttention(nn.Module):
             cu_seqlens: boundaries of packed documents, as in ``ring_attention``; on a GPU they cost
                 one synchronisation for each new tensor, on the CPU none.
             prefix: positions that see each other in both directions, as in ``ring_attention``.
+            partition: of this batch, such as what ``ringray.deal`` returns; None is the module's.
 
         Returns:
             (B, S, hidden_dim) in x's dtype (autocast's under autocast). Rows of padding are 0, and
@@ -163,14 +167,19 @@ class ContextParallelAttention(nn.Module):
             ValueError: wrong shapes, or arguments that ``ring_attention`` refuses; on every rank.
         """
         cu_seqlens = boundaries(cu_seqlens)
+        partition = self.partition if partition is None else partition
         if torch.compiler.is_compiling():
-            return self._traced(x, seq_len, cu_seqlens, prefix)
+            return self._traced(x, seq_len, cu_seqlens, prefix, partition)
         comm = connect(self.group)
         with refusing(comm):
-            length = self._length(x, comm.world_size, seq_len)
+            length = self._length(x, comm.world_size, seq_len, partition)
             documents = document_boundaries(cu_seqlens, len(x))
             Mask(length, documents=documents)  # checks before RoPE uses them
-            where = self.partition, length, comm.world_size, comm.rank
+            if partition == partitions.BALANCED:
+                limits: dict[str, Any] = {"window": self.window, "chunk": self.chunk}
+                limits |= {"causal": self.causal, "prefix": prefix, "cu_seqlens": documents}
+                partition = deal(length, comm.world_size, **limits)
+            where = partition, length, comm.world_size, comm.rank
             tokens = _tokens(*where)
             x, rotation = _blank(x, tokens), None
             if self.rope_theta is not None:
@@ -178,10 +187,15 @@ class ContextParallelAttention(nn.Module):
                 rotation = _rotation(where, documents, *angles, x.device)
             q, k, v = self._heads(x, rotation)
         cu_seqlens = boundaries(documents)
-        return _blank(self._attend(q, k, v, length, cu_seqlens, prefix), tokens)
+        return _blank(self._attend(q, k, v, length, cu_seqlens, prefix, partition), tokens)
 
     def _traced(
-        self, x: Tensor, seq_len: int | None, cu_seqlens: Tensor | None, prefix: Any
+        self,
+        x: Tensor,
+        seq_len: int | None,
+        cu_seqlens: Tensor | None,
+        prefix: Any,
+        partition: Partitioning,
     ) -> Tensor:
         """Computes ``forward`` for ``torch.compile``: without caches and without reading
         tensors."""
@@ -189,10 +203,14 @@ class ContextParallelAttention(nn.Module):
         if x.dim() != 3 or x.shape[-1] != self.hidden_dim:  # other ranks may run theirs already
             why = f"x: got {{}}, expected (B, S, {self.hidden_dim})"
             return x.detach() * refuse(why, [x.detach()], name_of(self.group), ranks)
-        where = (self.partition, x.shape[1] * ranks, ranks, rank)
-        padding, length = None, x.shape[1] * ranks if seq_len is None else plain(seq_len)
+        where = (*spoken(partition), x.shape[1] * ranks, ranks, rank)
+        length = plain(seq_len)
+        if length is None:
+            dealt = isinstance(partition, partitions.Dealt)
+            length = partition.seq_len if dealt else x.shape[1] * ranks
+        padding = None
         if length < x.shape[1] * ranks:  # other lengths are refused by ring_attention
-            padding = (_positions(*where).to(x.device) >= length)[:, None]
+            padding = (traced_positions(*where).to(x.device) >= length)[:, None]
             x = x.masked_fill(padding, 0)
         rotation = None
         if self.rope_theta is not None:
@@ -200,7 +218,7 @@ class ContextParallelAttention(nn.Module):
             rotation = _rotation_op(
                 documents, *where, length, self.head_dim, float(self.rope_theta), x.device
             )
-        out = self._attend(*self._heads(x, rotation), length, cu_seqlens, prefix)
+        out = self._attend(*self._heads(x, rotation), length, cu_seqlens, prefix, partition)
         return out if padding is None else out.masked_fill(padding, 0)
 
     def _heads(
@@ -216,21 +234,28 @@ class ContextParallelAttention(nn.Module):
         return _rotate(q, *rotation), _rotate(k, *rotation), v
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, seq_len: int, cu_seqlens: Tensor | None, prefix: Any
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        seq_len: int,
+        cu_seqlens: Tensor | None,
+        prefix: Any,
+        partition: Partitioning,
     ) -> Tensor:
-        options = {"group": self.group, "partition": self.partition, **self.options}
+        options = {"group": self.group, "partition": partition, **self.options}
         options |= {"causal": self.causal, "window": self.window, "chunk": self.chunk}
         options |= {"prefix": prefix, "seq_len": seq_len, "cu_seqlens": cu_seqlens}
         dropout_p = self.dropout_p if self.training else 0.0
         out = ring_attention(q, k, v, dropout_p=dropout_p, **options)
         return self.o_proj(cast("Tensor", out).transpose(1, 2).flatten(2))
 
-    def _length(self, x: Tensor, ranks: int, seq_len: int | None) -> int:
+    def _length(self, x: Tensor, ranks: int, seq_len: int | None, partition: Partitioning) -> int:
         """Returns the true global length; raises ValueError for a wrong shape or length."""
         if x.dim() != 3 or x.shape[-1] != self.hidden_dim:
             raise ValueError(f"x: got shape {tuple(x.shape)}, expected (B, S, {self.hidden_dim})")
         length = remembered(x) if seq_len is None else plain(seq_len)
-        return partitions.true_length(self.partition, length, x.shape[1], ranks)
+        return partitions.true_length(partition, length, x.shape[1], ranks)
 
     def extra_repr(self) -> str:
         names = "num_heads num_kv_heads head_dim causal window chunk dropout_p rope_theta partition"
@@ -251,7 +276,7 @@ class ContextParallelAttention(nn.Module):
 
 
 @lru_cache(maxsize=16)
-def _tokens(partition: str, seq_len: int, world_size: int, rank: int) -> int:
+def _tokens(partition: Partitioning, seq_len: int, world_size: int, rank: int) -> int:
     """Counts the rows of a rank that are tokens; padding follows them."""
     return int((local_positions(partition, seq_len, world_size, rank) < seq_len).sum())
 
@@ -269,7 +294,11 @@ def _blank(x: Tensor, tokens: int) -> Tensor:
 # All layers of a model share one entry, fp32 (S, D) in total; a second one serves evaluation.
 @lru_cache(maxsize=2)
 def _rotation(
-    where: tuple[str, int, int, int], documents: Any, head_dim: int, theta: float, device: Any
+    where: tuple[Partitioning, int, int, int],
+    documents: Any,
+    head_dim: int,
+    theta: float,
+    device: Any,
 ) -> tuple[Tensor, Tensor]:
     """Returns cos and sin of this rank's RoPE angles, fp32 (S, D / 2), or (B, 1, S, D / 2) where
     batch rows hold documents of their own. ``where``: arguments of ``local_positions``."""
@@ -293,7 +322,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _like_rotation(cu_seqlens: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor]:
-    _, padded, ranks, _, _, head_dim, _, device = arguments
+    _, _, padded, ranks, _, _, head_dim, _, device = arguments
     rows = cu_seqlens.shape[:-1] if cu_seqlens is not None else ()
     shape = (*rows, *[1] * len(rows), padded // ranks, head_dim // 2)
     cos = torch.empty(shape, dtype=torch.float32, device=device)
@@ -301,12 +330,17 @@ def _like_rotation(cu_seqlens: Tensor | None, *arguments: Any) -> tuple[Tensor, 
 
 
 @operator(
-    "rotation(Tensor? cu_seqlens, str partition, SymInt padded, SymInt ranks, SymInt rank, "
-    "SymInt seq_len, int head_dim, float theta, Device device) -> (Tensor cos, Tensor sin)",
+    "rotation(Tensor? cu_seqlens, str partition, Tensor? dealt, SymInt padded, SymInt ranks, "
+    "SymInt rank, SymInt seq_len, int head_dim, float theta, Device device) "
+    "-> (Tensor cos, Tensor sin)",
     fake=_like_rotation,
 )
 def _rotation_op(cu_seqlens: Tensor | None, *arguments: Any) -> tuple[Tensor, Tensor]:
-    where, (seq_len, head_dim, theta, device) = arguments[:4], arguments[4:]
+    name, dealt, padded, ranks, rank, seq_len, head_dim, theta, device = arguments
+    partition = heard(name, dealt)
+    if isinstance(partition, partitions.Dealt):
+        padded = partition.seq_len
+    where = partition, padded, ranks, rank
     try:
         batch = 1 if cu_seqlens is None else len(cu_seqlens)
         documents = document_boundaries(cu_seqlens, batch)

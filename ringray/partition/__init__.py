@@ -15,7 +15,6 @@ by piece (``ringray.deal``). What it returns stands wherever a name does.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -50,7 +49,7 @@ BALANCED = "balanced"
 NAMES = (*PARTITIONS, BALANCED)
 
 
-class Dealt(ABC):
+class Dealt:
     """A sequence of ``seq_len`` tokens, ``padded`` to a length that ``world_size`` ranks share
     evenly, whose positions are dealt already."""
 
@@ -58,9 +57,9 @@ class Dealt(ABC):
     world_size: int
     padded: int
 
-    @abstractmethod
     def ranges(self, rank: int) -> tuple[range, ...]:
         """Returns the positions of a rank: disjoint ranges of one step, padding included."""
+        raise NotImplementedError
 
 
 Partitioning = str | Dealt

@@ -9,8 +9,9 @@ import hashlib
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,21 +40,32 @@ class Deal(Dealt):
     dealt: Ranges
     weights: tuple[float, ...]
 
-    @property
-    def seq_len(self) -> int:  # type: ignore[override]
-        """Returns the true length (tokens)."""
-        return self.mask.seq_len
+    #: True length, and the length that is dealt, padding included (tokens).
+    seq_len: int = field(init=False)
+    padded: int = field(init=False)
 
-    @cached_property
-    def padded(self) -> int:  # type: ignore[override]
-        """Returns the length that is dealt, padding included (tokens)."""
-        return sum(map(len, self.dealt[0])) * self.world_size
+    #: 62 bits that another deal does not have, int64 (1,): code that is compiled takes them along.
+    token: Ints = field(init=False)
 
-    @cached_property
-    def digest(self) -> int:
-        """Returns 62 bits that another deal does not have."""
+    def __post_init__(self) -> None:
         text = repr((self.mask, self.world_size, self.rule, self.weights, self.dealt))
-        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
+        derived = {
+            "seq_len": self.mask.seq_len,
+            "padded": sum(map(len, self.dealt[0])) * self.world_size,
+            "token": np.array([digest]),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
+        _DEALS[digest] = self
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Deal, (self.mask, self.world_size, self.rule, self.dealt, self.weights)
+
+    @property
+    def digest(self) -> int:
+        """Returns the number in ``token``."""
+        return int(self.token[0])
 
     def __hash__(self) -> int:
         return self.digest
@@ -113,14 +125,21 @@ class Deal(Dealt):
     def check_mask(self, mask: Mask) -> None:
         """Raises ValueError if this was dealt for another mask. A layer may see less than what was
         dealt for, by its window or its chunk."""
-        for field in fields(Mask):
-            name = field.name
+        for name in (item.name for item in fields(Mask)):
             here, there = getattr(mask, name), getattr(self.mask, name)
             if here != there and not (name in _NARROWER and there is None):
                 raise ValueError(
                     f"partition: dealt for {argument_of(name)} {_brief(there)}, but the call has "
                     f"{_brief(here)}"
                 )
+
+
+_DEALS: WeakValueDictionary[int, Deal] = WeakValueDictionary()  # of this process, by digest
+
+
+def by_digest(digest: int) -> Deal:
+    """Returns the deal of this process that has that digest."""
+    return _DEALS[digest]
 
 
 def _brief(value: object) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringray.traffic import geometry
+from ringray.traffic.by_area import Runs
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
 from ringray.traffic.routes import KEPT, Route
@@ -57,7 +58,8 @@ class Traffic:
 
     ``need``: rows that the rank of the visit computes with. ``held``: rows that it has: the hull of
     all needs from there on, other lanes that start there included. ``later``: the same within its
-    lane. ``sums``: rows of the sum of gradients when it leaves the visit.
+    lane. ``sums``: rows of the sum of gradients when it leaves the visit. ``runs``: where each
+    owner sends straight to each rank, the needed rows instead of their hulls.
     """
 
     route: Route
@@ -66,12 +68,21 @@ class Traffic:
     held: Hulls
     later: Hulls
     sums: Hulls
+    runs: Runs | None = None
+
+    def rows(self, hulls: Hulls) -> Ints:
+        """Counts the rows in hulls, ``[part, owner, visit]``, or in the runs within these."""
+        rows: Ints = np.maximum(hulls[1] - hulls[0], 0)
+        if self.runs is not None:
+            needed = self.route.by_visit(self.runs.rows[None])
+            rows[:, :, 1:] = np.where(rows[:, :, 1:] > 0, needed[:, :, 1:], 0)
+        return rows
 
     @cached_property
     def chunk_rows(self) -> Ints:
         """Returns rows of chunks that arrive, ``[part, owner, visit]``; 0 where the rank has kept
         them."""
-        rows = np.maximum(self.held[1] - self.held[0], 0)
+        rows = self.rows(self.held)
         rows[:, :, 0] = 0
         for lane in self.route.lanes:
             if lane.source == KEPT:
@@ -82,7 +93,7 @@ class Traffic:
     def sum_rows(self) -> Ints:
         """Returns rows of sums that leave, ``[part, owner, visit]``: onwards, or home after the
         last need."""
-        rows = np.maximum(self.sums[1] - self.sums[0], 0)
+        rows = self.rows(self.sums)
         rows[:, :, 0] = 0
         return np.where(self.later[1] > self.later[0], rows, 0)
 
@@ -122,7 +133,10 @@ class Traffic:
 
 def traffic(layout: Layout, mask: Mask, route: Route, travelling: geometry.Travelling) -> Traffic:
     """Returns all hulls of one route."""
-    return _walked(route, geometry.pairs(layout, mask, travelling))
+    pairs = geometry.pairs(layout, mask, travelling)
+    # A rank's own rows stay together, so queries that travel go with those between.
+    straight = route.straight and travelling == "keys"
+    return _walked(route, pairs if straight else pairs._replace(runs=None))
 
 
 def _walked(route: Route, pairs: geometry.Pairs) -> Traffic:
@@ -141,4 +155,5 @@ def _walked(route: Route, pairs: geometry.Pairs) -> Traffic:
             np.maximum(high, held[1][:, :, lane.first], out=high)
         np.minimum.accumulate(sums[0][forth], 2, out=sums[0][forth])
         np.maximum.accumulate(sums[1][forth], 2, out=sums[1][forth])
-    return Traffic(route, route.by_visit(pairs.visible[None])[0], (first, stop), held, later, sums)
+    visible = route.by_visit(pairs.visible[None])[0]
+    return Traffic(route, visible, (first, stop), held, later, sums, pairs.runs)

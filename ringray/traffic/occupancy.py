@@ -50,7 +50,7 @@ def walked(moved: Traffic, shard: int, *, backward: bool) -> Walked:
         return np.cumsum(at(rows, ranks, first) - at(rows, ranks, stop), 1)
 
     arrive = moved.chunk_rows
-    holds = np.maximum(moved.held[1] - moved.held[0], 0)
+    holds = moved.rows(moved.held)
     holds[:, :, 0] = shard
     packed = np.where(arrive < holds[:, :, route.source], arrive, 0)
     chunks = between(arrive, rank, posted, step + 1)

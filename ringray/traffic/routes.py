@@ -56,6 +56,11 @@ class Route:
         """Returns the number of ranks of the ring."""
         return len(self.rank)
 
+    @property
+    def straight(self) -> bool:
+        """Returns whether no rank hands a chunk on: it comes from its owner, or was kept."""
+        return all(x.source in (0, KEPT) and x.stop - x.first == 1 for x in self.lanes)
+
     @cached_property
     def owner(self) -> Ints:
         """Returns ``[rank, visit]``: the owner of the chunk that a rank meets at a visit."""

@@ -118,7 +118,7 @@ def _chunks(moved: Traffic, rank: int, *, send: bool) -> Iterator[tuple[int, Mes
     ranks, peers = (route.handed_by, route.rank) if send else (route.rank, route.handed_by)
     for part, owner, visit in _where(moved.chunk_rows, ranks, rank):
         due, peer = route.step[visit] - 1, int(peers[owner, visit])
-        rows = _rows(moved.held, part, owner, visit)
+        rows = _rows(moved, moved.held, part, owner, visit)
         message = Message(due, True, visit, owner, part, rows, peer, send=send)
         yield route.posted[visit], message
 
@@ -130,20 +130,20 @@ def _sums(moved: Traffic, rank: int, *, send: bool) -> Iterator[tuple[int, Messa
     ranks, peers = (made_by, moved.sums_to) if send else (moved.sums_to, made_by)
     for part, owner, visit in _where(moved.sum_rows, ranks, rank):
         due, peer = step[visit] + 1, int(peers[part, owner, visit])
-        rows = _rows(moved.sums, part, owner, visit)
+        rows = _rows(moved, moved.sums, part, owner, visit)
         yield due, Message(due, False, visit, owner, part, rows, peer, send=send)
 
 
 def _visits(moved: Traffic, which: Pass, shard: int, rank: int) -> Iterator[tuple[int, Visit]]:
     """A rank computes with its own chunk, and with each other that it holds rows of."""
-    own = _rows(moved.need, slice(None), rank, 0)
+    own = _rows(moved, moved.need, slice(None), rank, 0)
     yield moved.route.step[0], Visit(rank, 0, Rows(0, shard), own, NO_ROWS)
     for visit, owner in enumerate(moved.route.owner[rank, 1:].tolist(), 1):
         for part in range(len(moved.sum_rows)):
-            if held := _rows(moved.held, part, owner, visit):
+            if held := _rows(moved, moved.held, part, owner, visit):
                 leaves = which == "backward" and moved.sum_rows[part, owner, visit]
-                sums = _rows(moved.sums, part, owner, visit) if leaves else NO_ROWS
-                need = _rows(moved.need, part, owner, visit)
+                sums = _rows(moved, moved.sums, part, owner, visit) if leaves else NO_ROWS
+                need = _rows(moved, moved.need, part, owner, visit)
                 yield moved.route.step[visit], Visit(owner, part, held, need, sums)
 
 
@@ -152,7 +152,7 @@ def _kept(moved: Traffic, rank: int) -> Iterator[tuple[Key, Rows]]:
     for lane in moved.route.lanes:
         owner = int(moved.route.owner[rank, lane.first])
         for part in range(len(moved.chunk_rows) if lane.source == KEPT else 0):
-            if rows := _rows(moved.held, part, owner, lane.first):
+            if rows := _rows(moved, moved.held, part, owner, lane.first):
                 yield (owner, part), rows
 
 
@@ -162,7 +162,12 @@ def _where(rows: Ints, ranks: Ints, rank: int) -> list[list[int]]:
     return entries
 
 
-def _rows(hulls: Hulls, part: int | slice, owner: int, visit: int) -> Rows:
-    """Returns the hull of one part or of several."""
+def _rows(moved: Traffic, hulls: Hulls, part: int | slice, owner: int, visit: int) -> Rows:
+    """Returns the hull of one part or of several, or the runs within it."""
     start, stop = int(hulls[0][part, owner, visit].min()), int(hulls[1][part, owner, visit].max())
-    return Rows(start, stop) if stop > start else NO_ROWS
+    if stop <= start:
+        return NO_ROWS
+    if moved.runs is None or visit == 0:
+        return Rows(start, stop)
+    runs = moved.runs.of(int(moved.route.rank[owner, visit]), owner)
+    return Rows(start, stop, runs if len(runs) > 1 else ())

@@ -28,15 +28,22 @@ FP32 = 4  # bytes
 
 
 class Rows(NamedTuple):
-    """A half-open range of local rows of a chunk's owner; empty when ``stop <= start``."""
+    """Local rows of a chunk's owner, half-open; empty when ``stop <= start``. ``runs``: the ranges
+    of which they consist, if these are several."""
 
     start: int
     stop: int
+    runs: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """Returns the ranges of which they consist."""
+        return tuple(slice(*run) for run in self.runs or ((self.start, self.stop),))
 
     @property
     def size(self) -> int:
         """Returns the number of rows."""
-        return max(0, self.stop - self.start)
+        return sum(max(0, part.stop - part.start) for part in self.parts)
 
     def __bool__(self) -> bool:
         return self.stop > self.start

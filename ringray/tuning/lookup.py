@@ -24,6 +24,7 @@ Cut = Blocks | int | str | None
 class Strategy:
     """The way in which a ring computes: names as in ``ringray.ring_attention``."""
 
+    #: In a call of the op also what ``ringray.deal`` returns.
     partition: str = tuned.DEFAULTS["partition"]
     transport: str = tuned.DEFAULTS["transport"]
     backward: str = "auto"

@@ -34,13 +34,21 @@ class Chunk:
         """Returns views of some of the rows, or the tensors where that is all of them."""
         if rows == self.rows:
             return self.tensors
+        if rows.runs:  # only of a whole shard, which begins with row 0
+            return tuple(torch.cat([x[:, :, run] for run in rows.parts], 2) for x in self.tensors)
         part = slice(rows.start - self.rows.start, rows.stop - self.rows.start)
         return tuple(x[:, :, part] for x in self.tensors)
 
     def add(self, other: Chunk) -> None:
         """Adds the rows of ``other``, which are some of these."""
-        for into, x in zip(self.cut(other.rows), other.tensors, strict=True):
-            into += x
+        runs = other.rows.parts
+        for run, *parts in zip(runs, *(_split(x, runs) for x in other.tensors), strict=True):
+            for into, x in zip(self.cut(Rows(run.start, run.stop)), parts, strict=True):
+                into += x
+
+
+def _split(x: Tensor, runs: tuple[slice, ...]) -> tuple[Tensor, ...]:
+    return x.split([run.stop - run.start for run in runs], 2)
 
 
 class ChunkShape(NamedTuple):

@@ -62,10 +62,7 @@ def _planned(problem: RankProblem, device: torch.device) -> _Plan:
     moved = [m for step in script.steps for m in step.messages if m.send and m.chunk]
     sent = {(m.peer, m.part): m.rows for m in moved}
     wanted = {visit.key: visit.need or visit.held for visit in script.visits}
-    positions_of = {
-        key: problem.positions(key[0], device)[rows.start : rows.stop]
-        for key, rows in wanted.items()
-    }
+    positions_of = {key: problem.positions_at(key[0], rows, device) for key, rows in wanted.items()}
     # In the order of positions a mask is an interval of the gathered rows, as of a whole sequence.
     order = torch.cat(list(positions_of.values())).sort().values
     place = {key: torch.searchsorted(order, positions) for key, positions in positions_of.items()}

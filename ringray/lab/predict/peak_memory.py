@@ -210,7 +210,7 @@ def _in_steps(
 
 def _needed(moved: Traffic) -> Floats:
     """Returns the rows that each visit computes with, ``[rank, visit]``."""
-    rows = np.maximum(moved.need[1] - moved.need[0], 0).sum(0)
+    rows = moved.rows(moved.need).sum(0)
     return moved.route.by_rank(rows).astype(np.float64)
 
 
@@ -303,7 +303,7 @@ def _kept_rows(walks: Walks) -> int:
     if not any(lane.source == KEPT for lane in walks.backward.route.lanes):
         return 0
     last = [lane.stop - 1 for lane in walks.forward.route.lanes]
-    rows = np.maximum(walks.forward.held[1] - walks.forward.held[0], 0).sum(0)
+    rows = walks.forward.rows(walks.forward.held).sum(0)
     return int(rows[:, last].max(0).sum())
 
 

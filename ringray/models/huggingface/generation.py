@@ -28,6 +28,7 @@ from ringray.models.huggingface.mixing import draw_tokens
 from ringray.models.huggingface.probe import Probe, eager, probing
 from ringray.models.huggingface.ring import Ring, digest, said, transformers_model
 from ringray.models.huggingface.sharding import shard_batch
+from ringray.partition import Partitioning
 
 _TRIAL = (2, 1)  # tokens of the steps in which a model is tried
 
@@ -38,7 +39,7 @@ def generate(
     *,
     max_new_tokens: int,
     group: dist.ProcessGroup | None = None,
-    partition: str = partitions.DEFAULT,
+    partition: Partitioning = partitions.DEFAULT,
     transport: str = transports.DEFAULT,
     backend: str = "auto",
     **options: Any,

@@ -39,7 +39,7 @@ from ringray.models.huggingface.mixing import (
 )
 from ringray.models.huggingface.ring import IGNORED, NAME, Ring, padding_token, transformers_model
 from ringray.models.trial import refuse_batch_norm, trying
-from ringray.partition import padded_length
+from ringray.partition import DEFAULT, Dealt, padded_length
 
 _NUMBERS: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}  # of tensors that are drawn
 
@@ -61,6 +61,8 @@ def check(model: nn.Module, ring: Ring, *, alone: bool = False) -> Forward:
         inner.forward_on_ring = forward
     last = ring.seq_len - 1 if ring.last_position is None else ring.last_position
     ranks = connect(ring.group).world_size
+    if isinstance(ring.partition, Dealt):  # of one batch: a model is tried on other tokens
+        ring = replace(ring, partition=DEFAULT)
     key = (inner.config.to_json_string(), ring.partition, ranks)
     if forward.key == key and last.bit_length() <= forward.magnitude:
         return forward

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from ringray import partition as partitions
 from ringray import transport as transports
+from ringray.partition import Partitioning
 from ringray_kernels.config import Blocks
 
 NAME = "ringray"
@@ -36,7 +37,7 @@ class Ring:
     seq_len: int
     cu_seqlens: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
     group: dist.ProcessGroup | None = None
-    partition: str = partitions.DEFAULT
+    partition: Partitioning = partitions.DEFAULT
     transport: str = transports.DEFAULT
     backend: str = "auto"
     blocks: Blocks | int | None = None

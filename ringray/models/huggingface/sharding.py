@@ -21,6 +21,8 @@ from ringray.comm.ring import connect
 from ringray.models.huggingface.batch import deal, positions_in_documents
 from ringray.models.huggingface.probe import check
 from ringray.models.huggingface.ring import IGNORED, Ring, digest, said, transformers_model
+from ringray.partition import Partitioning
+from ringray.traffic.deal import resolved
 from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
 
@@ -35,7 +37,7 @@ def shard_batch(
     cu_seqlens: Tensor | None = None,
     attention_mask: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
-    partition: str = partitions.DEFAULT,
+    partition: Partitioning = partitions.DEFAULT,
     gradients: Literal["sum", "mean"] = "sum",
     transport: str = transports.DEFAULT,
     backend: str = "auto",
@@ -133,6 +135,9 @@ def _ring(
         documents = _documents(position_ids)
     last = int(position_ids.max())
     mask = Mask(seq_len, documents=documents, prefix=several(prefix))
+    options["partition"] = resolved(
+        options["partition"], mask, connect(options["group"]).world_size
+    )
     options |= {"prefix": mask.prefixes if mask.prefix else None, "gradients": gradients}
     return Ring(seq_len, documents, last_position=last, **options), position_ids
 
