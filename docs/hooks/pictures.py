@@ -246,6 +246,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "partitions": partitions,
     "intervals": intervals,
     "walks": lambda: walks(
-        "ring", "bidirectional", "double-ring:2", "hybrid:2", "allgather", "ulysses"
+        "ring", "bidirectional", "direct", "double-ring:2", "hybrid:2", "allgather", "ulysses"
     ),
 }

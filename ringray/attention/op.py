@@ -143,9 +143,9 @@ def ring_attention(
             ``ringray.transport.TRANSPORTS``, or one with its parameter: ``hybrid:2``,
             ``double-ring:4``, ``allgather:2``; or ``auto``, the tuned choice (else ring).
         backward: operands that travel in the backward pass: ``planned`` (K/V walk afresh, dK/dV
-            follow), ``reverse`` (K/V walk back from their last ranks; keeps one chunk more), or
-            ``query-side`` (Q, dO and dQ travel, K/V stay); ``auto`` is ``planned``, or the tuned
-            choice if ``transport`` is ``auto`` too.
+            follow), ``reverse`` (K/V walk back from their last ranks; keeps one chunk more, with
+            ``direct`` all that came), or ``query-side`` (Q, dO and dQ travel, K/V stay); ``auto``
+            is ``planned``, or the tuned choice if ``transport`` is ``auto`` too.
         backend: kernels of this rank, ``auto`` or a name of ``ringray_kernels.backends``.
         blocks: block sizes of the backend, the same on every rank; None is the tuned choice for
             this shape and device, else the backend's default. ``triton`` takes a

@@ -155,7 +155,7 @@ def check_pairs(
     if name == "auto" or transports.plan(name, ranks, heads, sizes.kv_heads).fold > 1:
         raise ValueError(
             f"attn_bias: got transport {name!r}, with which heads may change ranks, expected one "
-            "with which they stay: ring, bidirectional, allgather, double-ring or staged"
+            "with which they stay: ring, bidirectional, direct, allgather, double-ring or staged"
         )
     if settings["backward"] == "query-side":
         raise ValueError(

@@ -206,8 +206,9 @@ class ContextParallelAttention(nn.Module):
         where = (*spoken(partition), x.shape[1] * ranks, ranks, rank)
         length = plain(seq_len)
         if length is None:
-            dealt = isinstance(partition, partitions.Dealt)
-            length = partition.seq_len if dealt else x.shape[1] * ranks
+            length = x.shape[1] * ranks
+            if isinstance(partition, partitions.Dealt):
+                length = partition.seq_len
         padding = None
         if length < x.shape[1] * ranks:  # other lengths are refused by ring_attention
             padding = (traced_positions(*where).to(x.device) >= length)[:, None]

@@ -5,7 +5,8 @@ backward pass, of Q and dO). A route is the same for every owner: ``visits`` num
 chunk meets, 0 is its owner, and a table gives the rank of each visit. Visits form lanes: paths
 along which the chunk is handed on, and along which the sum of its gradients grows until the last
 rank of the lane sends it home. A ring is one lane; a ring in both directions is two; a ring of
-rings has one lane per node. Imports numpy only.
+rings has one lane per node; where owners send straight to every rank, each visit is a lane of its
+own. Imports numpy only.
 """
 
 from __future__ import annotations
@@ -140,20 +141,27 @@ def straight(ranks: int) -> Route:
 
 
 @lru_cache(maxsize=64)
+def rotations(ranks: int) -> Route:
+    """Returns the route on which each owner sends to all ranks directly, to one at each step: first
+    to the next rank, then to the one after it, so that each rank sends once and receives once."""
+    steps = tuple(range(ranks))
+    lanes = straight(ranks).lanes
+    return Route("rotations", _hopping(ranks, steps), lanes, steps, _just_before(steps))
+
+
+@lru_cache(maxsize=64)
 def back(route: Route) -> Route | None:
-    """Returns the same lanes walked back from their last ranks, which have kept the chunk; its
-    owner comes last. None where a lane does not begin at the owner."""
+    """Returns the same lanes and steps walked back from their last ranks, which have kept the
+    chunk; its owner comes last. None where a lane does not begin at the owner."""
     if any(lane.source != 0 for lane in route.lanes):
         return None
-    longest = max((lane.stop - lane.first for lane in route.lanes), default=0)
-    visits, steps, lanes = [0], [longest], []
+    visits, lanes = [0], []
     for lane in route.lanes:
-        length = lane.stop - lane.first
-        lanes.append((KEPT, len(visits), len(visits) + length))
+        lanes.append((KEPT, len(visits), len(visits) + lane.stop - lane.first))
         visits += range(lane.stop - 1, lane.first - 1, -1)
-        steps += range(longest - length, longest)
-    table = route.rank[:, visits]
-    return Route(f"back {route.name}", table, _lanes(*lanes), tuple(steps), _just_before(steps))
+    table, last = route.rank[:, visits], max(route.step)
+    steps = tuple(last - route.step[visit] for visit in visits)
+    return Route(f"back {route.name}", table, _lanes(*lanes), steps, _just_before(steps))
 
 
 def _hopping(ranks: int, hops: Sequence[int]) -> Ints:

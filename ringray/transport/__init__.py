@@ -20,7 +20,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ringray.base.errors import unknown
-from ringray.transport import allgather, bidirectional, double_ring, hybrid, ring, staged, ulysses
+from ringray.transport import (
+    allgather,
+    bidirectional,
+    direct,
+    double_ring,
+    hybrid,
+    ring,
+    staged,
+    ulysses,
+)
 from ringray.transport.exchange import Exchange, Searched
 
 __all__ = ["DEFAULT", "TRANSPORTS", "Exchange", "Transport", "parse", "plan", "searched"]
@@ -46,6 +55,7 @@ TRANSPORTS: dict[str, Transport] = {
     for name, module in {
         "ring": ring,
         "bidirectional": bidirectional,
+        "direct": direct,
         "allgather": allgather,
         "ulysses": ulysses,
         "hybrid": hybrid,

@@ -42,8 +42,8 @@ SMALL = {
 TRAININGS = ("train", "max-context", "retrieval", "in-context-rl")
 UNREAD = ("heads", "kv_heads", "head_dim", "warmup", "repeats", "baseline")
 TEXTS = (
-    "ring", "bidirectional", "allgather:2", "ulysses", "hybrid:2", "double-ring:4", "staged",
-    "auto", "64k", "1M", "90s", "2m", "forward=128x64/8/2", "dq=64x64/4/2,dkv=64x64/4/1",
+    "ring", "bidirectional", "direct", "allgather:2", "ulysses", "hybrid:2", "double-ring:4",
+    "staged", "auto", "64k", "1M", "90s", "2m", "forward=128x64/8/2", "dq=64x64/4/2,dkv=64x64/4/1",
     "a.b-c_d", "http://127.0.0.1:5000", "sqlite:///x.db", "experiment ü [x] <b>",
 )  # fmt: skip
 

@@ -19,7 +19,8 @@ from tests.support.decoder import DOCUMENTS, SEQ_LEN, Decoder, Text, Trainer, gr
 from tests.support.ranks import Case
 
 TRANSPORTS = (
-    "ring", "bidirectional", "allgather", "ulysses", "hybrid:2", "double-ring:2", "staged",
+    "ring", "bidirectional", "direct", "allgather", "ulysses", "hybrid:2", "double-ring:2",
+    "staged",
 )  # fmt: skip
 BACKWARDS = ("planned", "reverse", "query-side")
 MASKS: tuple[dict[str, Any], ...] = (

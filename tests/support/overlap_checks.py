@@ -22,7 +22,8 @@ def transfers_run_beside_computation(rank: int, size: int) -> None:
     """Every transport and way back: no step waits for its transfers before it has computed."""
     heads = 2 * size
     for name in transport.TRANSPORTS:
-        for backward in walk.BACKWARDS if name in ("ring", "bidirectional") else ("auto",):
+        several = name in ("ring", "bidirectional", "direct")
+        for backward in walk.BACKWARDS if several else ("auto",):
             case = Case(
                 "zigzag", seq_len=8 * size, causal=False, transport=name, backward=backward,
                 heads=heads, kv_heads=heads,

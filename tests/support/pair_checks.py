@@ -29,6 +29,7 @@ WAYS = (
     ("allgather:1", "auto"),
     ("ring", "reverse"),
     ("bidirectional", "auto"),
+    ("direct", "reverse"),
     ("staged", "auto"),
     ("double-ring:2", "auto"),
 )

@@ -52,7 +52,7 @@ def test_rows_sent_at_64_tokens_on_4_ranks(
     assert (found.sent("forward").chunk_rows, found.route.name) == (sent, direction)
 
 
-@pytest.mark.parametrize("by", ["ring", "bidirectional", "double-ring:2", "allgather"])
+@pytest.mark.parametrize("by", ["ring", "bidirectional", "direct", "double-ring:2", "allgather"])
 def test_without_a_mask_everything_goes_everywhere(by: str) -> None:
     for name in PARTITIONS:
         found = chosen(name, 64, 4, Mask(64, causal=False), by=by).forward
@@ -263,7 +263,9 @@ def check(
             assert np.array_equal(done.home[owner][rank], expected), (rank, owner)
 
 
-EVERY = ("ring", "bidirectional", "allgather", "ulysses", "hybrid", "double-ring", "staged")
+EVERY = (
+    "ring", "bidirectional", "direct", "allgather", "ulysses", "hybrid", "double-ring", "staged",
+)  # fmt: skip
 SIZED = {4: ("hybrid:2", "hybrid:4", "double-ring:1", "double-ring:4"), 6: ("double-ring:2",)}
 
 
@@ -299,6 +301,31 @@ def test_any_walk(problem: tuple[str, int, int, Mask], by: str, back: Backward) 
         check(*problem, by, back)
     except walk.Unwalkable:
         assert back == "reverse"
+
+
+@settings(deadline=None, max_examples=75)
+@given(problems(most=8), st.sampled_from(walk.BACKWARDS))
+def test_direct_sends_only_needed_rows_to_one_rank_at_a_time(
+    problem: tuple[str, int, int, Mask], back: Backward
+) -> None:
+    walks, layout = chosen(*problem, by="direct", back=back), Layout(*problem[:3])
+    ways: tuple[tuple[hulls.Pass, Traffic, geometry.Travelling], ...] = (
+        ("forward", walks.forward, "keys"), ("backward", walks.backward, walks.travelling),
+    )  # fmt: skip
+    for which, moved, travelling in ways:
+        rows = needs(layout, problem[3], travelling)
+        apart = sum(len(rows[pair]) for pair in rows if pair[0] != pair[1])
+        sent = moved.sent(which)
+        kept = which == "backward" and back == "reverse"
+        assert sent.chunk_rows == (0 if kept else apart), "nothing is handed on, or sent again"
+        assert sent.sum_rows == (apart if which == "backward" else 0)
+        for rank in range(layout.ranks):
+            for step in script.write(moved, which, layout.rows, rank).steps:
+                peers = {(m.chunk, m.send, m.peer) for m in step.messages}
+                assert len(peers) == len({peer[:2] for peer in peers}), "one rank at a time"
+                assert all(
+                    rows[m.peer if m.owner == rank else rank, m.owner] for m in step.messages
+                )
 
 
 def test_reverse_sends_less_where_it_is_allowed() -> None:

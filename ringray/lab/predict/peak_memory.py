@@ -304,7 +304,7 @@ def _kept_rows(walks: Walks) -> int:
         return 0
     last = [lane.stop - 1 for lane in walks.forward.route.lanes]
     rows = walks.forward.rows(walks.forward.held).sum(0)
-    return int(rows[:, last].max(0).sum())
+    return int(walks.forward.route.by_rank(rows)[:, last].sum(1).max())
 
 
 def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, float]:

@@ -25,6 +25,7 @@ WALKED = (
     ("ring", "planned"),
     ("ring", "query-side"),
     ("bidirectional", "planned"),
+    ("direct", "planned"),
     ("double-ring:2", "planned"),
     ("staged", "planned"),
 )

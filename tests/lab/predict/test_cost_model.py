@@ -57,6 +57,19 @@ def test_memory_of_one_rank_is_near_its_prediction(
     assert cost.peak_memory_bytes == pytest.approx(measured, rel=0.1)
 
 
+def test_a_rank_keeps_what_it_received_to_walk_back() -> None:
+    """Not the most that any rank receives in each lane."""
+    config = point(ring_size=16, seq_len=4096, documents=(1500, 2596), transport="direct")
+    moved = cost_model.choose_walks(config, config.exchange).forward
+    received = int(moved.route.by_rank(moved.chunk_rows.sum(0)).sum(1).max())
+    planned, back = (
+        cost_model.predict(config.changed(backward=way), hardware.cpu(2)).peak_memory_bytes
+        for way in ("planned", "reverse")
+    )
+    row = 2 * config.problem.kv_heads * config.problem.head_dim * 4
+    assert received * row / 2 < back - planned < received * row
+
+
 def test_the_baseline_of_decoding_is_one_step() -> None:
     """Not the attention of all tokens to each other."""
     config = point(seq_len=1 << 20, new_tokens=4, ring_size=8, direction="forward", baseline="sdpa")
