@@ -218,7 +218,7 @@ def rings(rank: int, size: int) -> None:
         out = ringray.ring_attention(q, k, v, quantize="fp8", sinks=case.sinks, **case.arguments)
         used = METER.since(before)
         assert out.dtype == case.dtype
-        whole = ringray.unshard(out, dim=2, partition=case.partition, seq_len=case.seq_len)
+        whole = ringray.unshard(out, dim=2, partition=case.dealt, seq_len=case.seq_len)
         seen, scoring = testing.visible(case.seq_len, **case.mask), case.scoring
         want = testing.oracle(*wide(*case.inputs[:3]), None, seen, scale=case.factor, **scoring)
         error = float((whole.double() - want.out).norm() / want.out.norm())

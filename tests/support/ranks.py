@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import ringray
+from ringray.partition import BALANCED, Partitioning
 from ringray_kernels import Blocks, testing
 from tests.support.backend_problems import DROPOUT_SEED
 
@@ -187,6 +188,14 @@ class Case:
     shared_prefix: int | None = None
 
     @property
+    def dealt(self) -> Partitioning:
+        """The partition of this ring; balanced for the mask of the call."""
+        if self.partition != BALANCED:
+            return self.partition
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        return ringray.deal(self.seq_len, ranks, **self.mask)
+
+    @property
     def factor(self) -> float:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
@@ -239,7 +248,7 @@ class Case:
     @property
     def arguments(self) -> dict[str, Any]:
         return {
-            "partition": self.partition, **self.mask, "seq_len": self.seq_len,
+            "partition": self.dealt, **self.mask, "seq_len": self.seq_len,
             "backend": self.backend, "blocks": self.blocks, "transport": self.transport,
             "backward": self.backward, "scale": self.scale, "softcap": self.softcap,
             "alibi_slopes": self.slopes,
@@ -260,7 +269,7 @@ class Case:
     def shards(self, pad_value: float = NAN) -> list[Tensor]:
         """This rank's q, k, v, dout."""
         return [
-            ringray.shard(x, dim=2, partition=self.partition, pad_value=pad_value)
+            ringray.shard(x, dim=2, partition=self.dealt, pad_value=pad_value)
             for x in self.inputs
         ]
 
@@ -273,7 +282,7 @@ class Case:
         more = self.arguments | {"sinks": sinks, "distance_bias": table}
         out, lse = ringray.ring_attention(q, k, v, return_lse=True, **more)
         if self.with_dlse:
-            dlse = ringray.shard(self.dlse, dim=2, partition=self.partition, pad_value=pad_value)
+            dlse = ringray.shard(self.dlse, dim=2, partition=self.dealt, pad_value=pad_value)
             torch.autograd.backward((out, lse), (dout, dlse))
         else:
             out.backward(dout)

@@ -63,7 +63,7 @@ def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
     """Every tensor of ``case`` is right, and zero where a shard is padding."""
     got = case.run()
     want, yard, want_lse, dout = true
-    padding = ringray.local_positions(case.partition, case.seq_len, size, rank) >= case.seq_len
+    padding = ringray.local_positions(case.dealt, case.seq_len, size, rank) >= case.seq_len
     for name, x in got.items():
         if name in ("dsinks", "dtable"):
             total = x.clone()
@@ -72,7 +72,7 @@ def within_budget(case: Case, rank: int, size: int, true: Truth) -> None:
             share = testing.sinks_share(total, getattr(want, name), getattr(yard, name))
             assert share <= 1, f"{case} on {size}: {name} takes {share:.3f} of its budget"
             continue
-        full = ringray.unshard(x, dim=2, partition=case.partition, seq_len=case.seq_len)
+        full = ringray.unshard(x, dim=2, partition=case.dealt, seq_len=case.seq_len)
         if name == "lse":
             torch.testing.assert_close(full, want_lse, atol=2e-3, rtol=1e-4)
             assert (x[:, :, padding] == -torch.inf).all()
