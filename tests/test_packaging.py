@@ -21,7 +21,8 @@ from ringray.lab.cli import doctor
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-EXAMPLES = sorted(path.name for path in (ROOT / "experiments").glob("*.yaml"))
+EXAMPLES = {path.name for path in (ROOT / "experiments").glob("*.yaml")}
+TABLES = {f"lengths/{path.name}" for path in (ROOT / "experiments" / "lengths").iterdir()}
 LOCK = (ROOT / "requirements.lock").read_text(encoding="utf-8")
 BUILDS = {"torch", "triton"}  # differ by platform, so that they have no hashes
 
@@ -234,7 +235,7 @@ def test_the_wheel_works_in_a_fresh_folder(tmp_path: Path) -> None:
     page = (Path("ringray/lab/report/page") / f"page.{end}" for end in ("html", "css", "js"))
     assert {str(one) for one in page} <= inside
     shipped = {name for name in inside if name.startswith("ringray/experiments/")}
-    assert shipped == {f"ringray/experiments/{name}" for name in EXAMPLES}
+    assert shipped == {f"ringray/experiments/{name}" for name in EXAMPLES | TABLES}
     assert {name.partition("/")[0] for name in inside} == {
         "ringray", "ringray_kernels", f"ringray-{PROJECT['version']}.dist-info",
     }  # fmt: skip
@@ -249,6 +250,7 @@ def test_the_wheel_works_in_a_fresh_folder(tmp_path: Path) -> None:
         ["-m", "ringray", "examples"],
         ["-m", "ringray", "examples", "quickstart"],
         ["-m", "ringray", "validate", "quickstart.yaml"],
+        ["-m", "ringray", "validate", "experiments/packed.yaml"],
         ["-m", "ringray", "completion", "bash"],
         ["-m", "ringray", "--version"],
     ]

@@ -28,7 +28,8 @@ JUNK: tuple[Any, ...] = (
     "\u202egnp.exe", "sqlite:////etc/passwd", "http://u:p@h/",
     "!!python/object/apply:os.system [id]", [], {}, [[]], [None], {"lengths": []},
     {"lengths": [1, 63]}, {"lengths": [-1, 65]}, {"name": "sdpa", "threads": 1}, {"": ""}, [1, 1],
-    ["ring", "ring"],
+    ["ring", "ring"], {"lengths": "lengths/magi.csv", "seed": 3}, {"lengths": [[1, 9, 2]]},
+    {"lengths": "../../etc/passwd"},
 )  # fmt: skip
 # Most problems are small: what is asked here is whether plans are right, not how long they take.
 SMALL = {
@@ -45,6 +46,7 @@ TEXTS = (
     "ring", "bidirectional", "direct", "allgather:2", "ulysses", "hybrid:2", "double-ring:4",
     "staged", "auto", "64k", "1M", "90s", "2m", "forward=128x64/8/2", "dq=64x64/4/2,dkv=64x64/4/1",
     "a.b-c_d", "http://127.0.0.1:5000", "sqlite:///x.db", "experiment ü [x] <b>",
+    "lengths/magi.csv",
 )  # fmt: skip
 
 
@@ -121,6 +123,8 @@ def _of_schema(draw: random.Random, form: dict[str, Any]) -> Any:
             return draw.random() < 0.5
         case "null":
             return None
+        case "array" if "prefixItems" in form:
+            return [_of_schema(draw, item) for item in form["prefixItems"]]
         case "array":
             values = [_of_schema(draw, form["items"]) for _ in range(draw.randint(1, 3))]
             return [value for place, value in enumerate(values) if value not in values[:place]]

@@ -13,10 +13,11 @@ from ringray.base.errors import UserError
 from ringray.lab.kinds import TrialKind
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.plan import kernel_cuts, limits
-from ringray.lab.specs.domain_fields import Window
+from ringray.lab.specs.domain_fields import DrawnDocuments, Window
 from ringray.lab.specs.model import Spec
 from ringray.lab.specs.sections import ProblemSection
 from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.lengths import drawn
 from ringray.models import sizes
 from ringray.partition import PARTITIONS
 from ringray.traffic import walk
@@ -88,7 +89,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
         constant["budget"] = spec.limits.rank_memory
     for point in itertools.product(*axes.values()):
         chosen: dict[str, Any] = dict(zip(axes, point, strict=True))
-        chosen["documents"] = getattr(chosen["documents"], "lengths", chosen["documents"])
+        chosen["documents"] = _lengths(spec, chosen["documents"], chosen["seq_len"])
         if isinstance(window := chosen["window"], Window):
             chosen["window"] = (window.left, window.right)
         if spec.trial_kind.trains:
@@ -101,6 +102,16 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             chosen["value_head_dim"] = None
         for searched in _searched(spec.trial_kind, chosen, device):
             yield TrialConfig.from_dict(chosen | searched | constant)
+
+
+def _lengths(spec: Spec, documents: Any, seq_len: int) -> int | tuple[int, ...] | None:
+    """Returns documents as a config has them: their number, or their lengths."""
+    if not isinstance(documents, DrawnDocuments):
+        return getattr(documents, "lengths", documents)
+    try:
+        return drawn(documents.lengths, seq_len, documents.seed)
+    except UserError as error:
+        raise spec.error("problem.documents", str(error)) from None
 
 
 def _sizes(spec: Spec, name: str) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -66,7 +67,7 @@ def value(name: str, setting: Any) -> str:
     if isinstance(setting, bool):
         return "yes" if setting else "no"
     if isinstance(setting, list | tuple):
-        return _sides(setting) if name == "window" else f"{len(setting)} given"
+        return _several(name, setting)
     if name == "blocks":
         return plain(str(setting)).replace(",", " ")  # so that a cell can break between kernels
     return _SHORT.get(setting, plain(setting)) if isinstance(setting, str) else str(setting)
@@ -110,10 +111,8 @@ def _part(name: str, setting: Any) -> str:
     head = _SHORT_HEADS.get(name, name)
     if setting is None:
         return "default-blocks" if name == "blocks" else f"no-{head}"
-    if isinstance(setting, dict):  # documents
-        setting = setting.get("lengths", ())
     if isinstance(setting, list | tuple):
-        setting = _sides(setting) if name == "window" else len(setting)
+        setting = _several(name, setting)
     if name in _PLAIN:
         return plain(str(setting), " ")
     separator = "" if isinstance(setting, int | float) else "-"
@@ -121,9 +120,13 @@ def _part(name: str, setting: Any) -> str:
     return plain(f"{head}{separator}{text}", " ")
 
 
-def _sides(window: Sequence[Any]) -> str:
-    """Writes both sides of a window: "64:64", and nothing for a side that is open."""
-    return ":".join("" if side is None else str(side) for side in window)
+def _several(name: str, values: Sequence[Any]) -> str:
+    """Writes both sides of a window, nothing for an open one ("64:64"), or of other values their
+    number and the start of a digest, which tells lists as long from each other ("23:5cd04f")."""
+    if name == "window":
+        return ":".join("" if side is None else str(side) for side in values)
+    digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+    return f"{len(values)}:{digest[:6]}"
 
 
 def constants(first: Mapping[str, Any], fields: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from pydantic import Field, PrivateAttr, ValidationError, model_validator
 from ringray.base.errors import SpecError
 from ringray.lab.kinds import KINDS, TrialKind
 from ringray.lab.search import METHODS
+from ringray.lab.specs.domain_fields import read_tables
 from ringray.lab.specs.explain import explain
 from ringray.lab.specs.fields import Fields, Kind, one_of, or_null, text, whole
 from ringray.lab.specs.sections import (
@@ -165,6 +166,7 @@ def parse(text: str, path: str = "<spec>", changes: Sequence[str] = ()) -> Spec:
     source = Source(text, path)
     for change in changes:
         source.replace(change)
+    read_tables(source)
     try:
         spec = Spec.model_validate(source.data)
     except ValidationError as error:

@@ -16,7 +16,7 @@ from ringray.base.redaction import UNPRINTABLE
 from ringray.lab.kinds import baselines
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.search import METHODS
-from ringray.lab.specs.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, WINDOW, Documents, Window
+from ringray.lab.specs.domain_fields import BLOCKS, DOCUMENTS, TRANSPORT, WINDOW, Packed, Window
 from ringray.lab.specs.fields import (
     BASE,
     CAP,
@@ -59,7 +59,6 @@ _URI = text(
 )
 _PATH = text(rf"[^{UNPRINTABLE}\t\n]+", "a path", 4096)
 
-DocumentsOrNull = int | Documents | None | tuple[int | Documents | None, ...]
 Cut = int | str | None
 
 
@@ -127,8 +126,9 @@ class ProblemSection(Fields):
     shared_prefix: Annotated[IntsOrNull, Several(or_null(whole(1, 2**31 - 1), "none"))] = None
     """First positions of the sequence that queries see beside their document, window or chunk: a
     prompt with many answers. null: none."""
-    documents: Annotated[DocumentsOrNull, Several(DOCUMENTS)] = None
-    """Packed documents: their number (of fixed, uneven lengths), or lengths (tokens). null: one."""
+    documents: Annotated[Packed | tuple[Packed, ...], Several(DOCUMENTS)] = None
+    """Packed documents: their number (of fixed, uneven lengths), lengths (tokens), or a table that
+    lengths are drawn from by a seed. null: one."""
     direction: Annotated[Names, Several(one_of(DIRECTIONS))] = "forward+backward"
     """Passes to compute and time."""
     new_tokens: Annotated[IntsOrNull, Several(or_null(whole(1, 1 << 20), "1 to decode"))] = None

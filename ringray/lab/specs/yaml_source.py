@@ -84,7 +84,8 @@ def dumped(data: object) -> str:
         SpecError: it holds anything else, or itself.
     """
     try:
-        return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True}
+        return yaml.dump(data, Dumper=_Dumper, default_flow_style=None, **options)
     except (yaml.YAMLError, RecursionError) as error:
         why = str(error) or type(error).__name__
         raise SpecError(f"is no plain data: {_short(why)}", path="<spec>") from None

@@ -56,6 +56,14 @@ def test_the_first_submit_sends_the_source_and_the_spec(server: Server, here: Jo
     assert not [name for name in server.files if "__pycache__" in name or "/." in name]
 
 
+def test_a_table_of_lengths_goes_with_the_spec() -> None:
+    packed_documents = spec.load(ROOT / "experiments" / "packed.yaml")
+    with packed(packed_documents) as shipment:
+        sent = spec.load(shipment.folder / shipment.spec)
+        assert not list(shipment.folder.rglob("*.csv"))
+    assert sent.digest == packed_documents.digest
+
+
 def test_what_is_sent_is_what_runs_here_and_runs_by_itself(small: str) -> None:
     with packed(spec.load(small)) as shipment:
         packages = (shipment.folder / "ringray", shipment.folder / "kernels" / "ringray_kernels")

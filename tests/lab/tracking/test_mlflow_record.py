@@ -48,11 +48,11 @@ def test_a_name_says_what_varies(sweep_row: Any) -> None:
         "zigzag ring4 forward+backward bfloat16",
     ]
     rows = [
-        row(0, window=7, documents={"lengths": [1, 2]}, blocks=128, causal=True, kv_heads=2),
+        row(0, window=7, documents=[1, 2], blocks=128, causal=True, kv_heads=2),
         row(4, documents=3, causal=False, replica=1),
     ]
     assert list(show.run_names(sweep_row, rows).values()) == [
-        "1024 kv2 causal window7 docs2 blocks128 replica0",
+        "1024 kv2 causal window7 docs-2:3a316d blocks128 replica0",
         "2048 kv8 full no-window docs3 default-blocks replica1",
     ]
     rows = [row(0, blocks="forward=64x64/4/2,dq=64x64/4/2"), row(1)]
