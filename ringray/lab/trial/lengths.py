@@ -40,7 +40,7 @@ def read(path: str | Path) -> Table:
             data = opened.read(_MOST_BYTES + 1)
         if len(data) > _MOST_BYTES:
             raise UserError(f"{path}: is larger than {_MOST_BYTES >> 10} KiB, the most of a table")
-        lines = csv.reader(data.decode("utf-8-sig").splitlines(), skipinitialspace=True)
+        lines = csv.reader(data.decode("utf-8-sig").splitlines())
         header, *rows = list(lines) or [[]]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"{path}: cannot be read: {reason_of(error)}") from None

@@ -122,6 +122,11 @@ def test_batches_as_long_have_short_names_of_their_own() -> None:
     ("documents", "says"),
     [
         ("{lengths: b.csv}", "documents.lengths: {0}/b.csv: no such file, expected a CSV file"),
+        (
+            "[{lengths: b.csv}, {lengths: c.csv}]",
+            "documents: {0}/b.csv: no such file, expected a CS",
+        ),
+        (f"{{lengths: lengths/{'n' * 300}}}", "documents.lengths: file name too long"),
         ("{lengths: ''}", "documents.lengths: got '', expected a CSV file of a table, or"),
         ('{lengths: "a\\e.csv", seed: 1}', "got 'a\\x1b.csv', expected a CSV file of a table, or"),
         ("{lengths: .}", "documents.lengths: {0}: is a folder, expected a CSV file"),
@@ -147,6 +152,7 @@ def test_batches_as_long_have_short_names_of_their_own() -> None:
 def test_what_is_wrong_is_said_with_its_line(folder: Path, documents: str, says: str) -> None:
     (folder / "bad.csv").write_text(TABLE.replace("1,10,4", "5,1,1"))
     (folder / "big.csv").write_text(TABLE + "1,1,1\n" * 5000)
+    (folder / "lengths").mkdir()
     with pytest.raises(SpecError) as caught:
         spec_of(folder, documents)
     assert str(caught.value).startswith(f"{folder}/s.yaml:8: problem.")
