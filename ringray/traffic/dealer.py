@@ -230,12 +230,15 @@ class _Table:
 
         *first, last = sorted(shares, key=outermost)
         for share in first:
-            wanted = share.work * float(before(high) - before(low)) / rest
-            rest -= share.work
             step = self.work.tile if share.rows > 4 * self.work.tile else max(1, share.rows // 8)
             late = np.append(np.arange(0, share.rows, step), share.rows)
             early = share.rows - late
-            work = before(low + early) - before(low) + before(high) - before(high - late)
+            work_before = before(np.concatenate([[low, high], low + early, high - late]))
+            begin, end = work_before[:2].tolist()
+            of_early, of_late = work_before[2:].reshape(2, -1)
+            work = of_early - begin + end - of_late
+            wanted = share.work * (end - begin) / rest
+            rest -= share.work
             broken = (late > 0) & (early > 0)
             error = abs(work - wanted) + _UNBROKEN * wanted * broken
             best = int(error.argmin())
