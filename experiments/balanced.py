@@ -6,10 +6,14 @@
 
 ``deal``: documents drawn from the tables of ``experiments/lengths``, 16,384 tokens a rank, 20 draws
 each. Balance is the mean work of a rank over the largest; received are the most K/V rows that a
-rank needs from others, over its own rows. ``pairs``: real rings of processes with one thread each,
-forward and backward in interleaved pairs, of 16,384 tokens whose documents (the first draws) give
-``zigzag`` a balance of at most 0.6, and of one document; the slowest rank counts. ``batches``: one process deals
-and plans new boundaries for a ring of two, and calls the op on its part. Prints JSON.
+rank needs from others, over its own rows.
+
+``pairs``: real rings of processes with one thread each, forward and backward in interleaved pairs,
+of 16,384 tokens whose documents (the first draws) give ``zigzag`` a balance of at most 0.6, and of
+one document; the slowest rank counts.
+
+``batches``: one process deals and plans new boundaries for a ring of two, and calls the op on its
+part. All print JSON.
 """
 
 from __future__ import annotations
@@ -107,7 +111,7 @@ def call(partition: Any, way: str, documents: tuple[int, ...]) -> Callable[[], N
         out = ringray.ring_attention(
             *leaves, cu_seqlens=documents, partition=partition, transport=way
         )
-        torch.autograd.grad(out, leaves, dout)  # type: ignore[arg-type]
+        torch.autograd.grad(out, leaves, dout)
 
     return work
 
