@@ -31,7 +31,8 @@ Floats = NDArray[np.float64]
 TILE = 128  # rows; cuts within documents are multiples of the kernels' tiles
 _SHORT = 1024  # rows of documents, and of neighbouring ones together, that are placed by room alone
 _WHOLE = 0.03  # of a rank's work, by which a document that stays whole may exceed it
-_SPARED = 0.025  # of a rank's work, by which sharing ranks may exceed it if that spares a rank
+_SPARED = (0.025, 0.01)  # of a rank's work, by which ranks may exceed it if that spares another
+_EVEN = 0.95  # balance from which the second of these is not tried
 _ROUNDS = 3  # of cutting
 _CROWDED = 0.15  # importance of rows received for other documents, beside that of uneven work
 _UNBROKEN = 0.002  # of a rank's work, that a part in one piece may differ from one in two pieces
@@ -70,11 +71,13 @@ def deal(mask: Mask, padded: int, weights: Sequence[float]) -> list[Piece]:
     """Returns the pieces of all ranks, in the order of positions. ``padded``: positions, a multiple
     of the number of ranks. ``weights``: of each rank, its speed."""
     rows = padded // len(weights)
-    work = _Work(mask, padded, rows)
-    table = _Table(work, rows, np.array(weights, np.float64))
-    for number in range(len(table.items)):
-        table.place(number)
-    table.cut()
+    work, tables = _Work(mask, padded, rows), list[_Table]()
+    for spared in _SPARED:
+        tables.append(_Table(work, rows, np.array(weights, np.float64), spared))
+        tables[-1].deal()
+        if tables[-1].longest * _EVEN <= 1:
+            break
+    table = min(tables, key=lambda table: table.longest)
     pieces = sorted(table.whole + [piece for pieces in table.cuts.values() for piece in pieces])
     joined: list[Piece] = []
     for piece in pieces:
@@ -128,8 +131,8 @@ def _bundled(bounds: list[int], most: int) -> list[tuple[int, int]]:
 class _Table:
     """All items, the densest first, and what every rank has of them so far."""
 
-    def __init__(self, work: _Work, rows: int, weights: Floats) -> None:
-        self.work = work
+    def __init__(self, work: _Work, rows: int, weights: Floats, spared: float) -> None:
+        self.work, self._spared = work, spared
         self.items = sorted(work.items, key=lambda item: (-item.work / item.rows, item.begin))
         ranks = len(weights)
         sizes = np.array([item.rows for item in self.items])
@@ -145,7 +148,18 @@ class _Table:
         self.shares: dict[Item, list[Share]] = {}
         self.cuts: dict[Item, list[Piece]] = {}
 
-    def place(self, number: int) -> None:
+    @property
+    def longest(self) -> float:
+        """Returns the longest time of a rank over the mean, which its target stands for."""
+        return float((self._load / np.maximum(self._target, 1e-9)).max())
+
+    def deal(self) -> None:
+        """Places all items, the densest first, and cuts those that are shared."""
+        for number in range(len(self.items)):
+            self._place(number)
+        self._cut()
+
+    def _place(self, number: int) -> None:
         """Gives an item to one rank, or shares of it to several."""
         item, light = self.items[number], self._later[number]
         target, room, load = self._target, self._room, self._load
@@ -173,7 +187,7 @@ class _Table:
         """Returns the shares of just enough ranks. ``lacking``: work that each rank lacks beyond
         that of light rows in its room; ``need``: the same of the item."""
         order = [int(rank) for rank in np.argsort(-lacking, kind="stable") if self._room[rank]]
-        spared, work, rows, count = _SPARED * self._target.mean(), 0.0, 0, 0
+        spared, work, rows, count = self._spared * self._target.mean(), 0.0, 0, 0
         while count < len(order) and (work + spared * count < need or rows < item.rows):
             work += max(float(lacking[order[count]]), 0.0)
             rows += int(self._room[order[count]])
@@ -197,7 +211,7 @@ class _Table:
             if rows
         ]
 
-    def cut(self) -> None:
+    def _cut(self) -> None:
         """Cuts the shared items, the longest last: it can even out most."""
         items = sorted(self.shares, key=lambda item: (item.rows, item.begin))
         for _ in range(_ROUNDS):
