@@ -41,9 +41,10 @@ def deal(
     ``partition``: to ``shard``, ``ring_attention`` (best with ``transport="direct"``) and the
     others. It needs no process group, so a data loader can make it ahead.
 
-    A document that fits on one rank stays there and sends nothing; a longer one is shared by just
-    enough ranks, each with an early and a late part of it. Cuts within documents are multiples of
-    the kernels' tiles where shards are long enough.
+    A document goes to one rank, where it sends nothing, if that leaves the others even work; else
+    it is shared by just enough ranks, each with an early and a late part of it. Parts of documents
+    are multiples of the kernels' tiles where shards are long enough, but for the last that fill a
+    rank.
 
     Args:
         seq_len: tokens of the sequence.

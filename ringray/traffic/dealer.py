@@ -1,8 +1,8 @@
 """The dealer: the ranks that hold the rows of packed documents, evenly and close together.
 
-Every rank gets the same number of rows, and work (visible pairs) by its weight. A document that
-fits goes to one rank and sends nothing. A longer one is shared by just enough ranks, each with an
-early and a late part of it, so that these have equal rows and work, as in a zigzag. Three steps:
+Every rank gets the same number of rows, and work (visible pairs) by its weight. A document goes to
+one rank, where it sends nothing, if that leaves the others even work. Else it is shared by just
+enough ranks, each with an early and a late part of it, as in a zigzag. Three steps:
 
 1. Documents are placed, the densest first (most pairs a row). What is placed later is lighter, so
    room that is left on a rank counts with the work of the light rows that will fill it.
