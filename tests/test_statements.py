@@ -37,7 +37,7 @@ FOREIGN |= {"--temp-dir", "--time"}
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("ring", 2), ("bidirectional", 4), ("direct", 2), ("double-ring:2", 3), ("staged", 2)],
+    [("ring", 2), ("bidirectional", 4), ("direct", 4), ("double-ring:2", 3), ("staged", 2)],
 )
 def test_a_transport_holds_as_many_chunks_as_its_page_says(name: str, number: int) -> None:
     layout, mask = Layout("zigzag", 1 << 12, 8), Mask(1 << 12, causal=False)

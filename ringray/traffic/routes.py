@@ -142,11 +142,16 @@ def straight(ranks: int) -> Route:
 
 @lru_cache(maxsize=64)
 def rotations(ranks: int) -> Route:
-    """Returns the route on which each owner sends to all ranks directly, to one at each step: first
-    to the next rank, then to the one after it, so that each rank sends once and receives once."""
-    steps = tuple(range(ranks))
+    """Returns the route on which each owner sends to all ranks directly: at step s to the ranks s
+    up and s down, so that each rank sends to two and receives from two (of an even number of ranks
+    the farthest is both, and comes once)."""
+    hops, steps = [0], [0]
+    for step in range(1, ranks // 2 + 1):
+        both = {step, ranks - step}
+        hops += sorted(both)
+        steps += [step] * len(both)
     lanes = straight(ranks).lanes
-    return Route("rotations", _hopping(ranks, steps), lanes, steps, _just_before(steps))
+    return Route("rotations", _hopping(ranks, hops), lanes, tuple(steps), _just_before(steps))
 
 
 @lru_cache(maxsize=64)

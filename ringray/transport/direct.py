@@ -1,6 +1,7 @@
-"""Straight from the owner: a rank sends rows of its chunk to the next rank, then to the one after
-it, and so on, and each of them sends the gradients straight back. No rank hands rows on, so each
-receives only the rows that it computes with."""
+"""Straight from the owner: a rank sends rows of its chunk to both neighbours, then to the ranks
+after these, and so on, and each of them sends the gradients straight back. No rank hands rows on,
+so each receives only the rows that it computes with. Links that carry both directions at full speed
+are busy in both, as with ``bidirectional``."""
 
 from __future__ import annotations
 
@@ -12,5 +13,6 @@ SEARCHED: Searched = "name"
 
 
 def exchange(ranks: int, parameter: int | None) -> Exchange:
-    """Returns one message to each rank that needs rows, one rank further at each step."""
+    """Returns one message to each rank that needs rows, one rank further up and down at
+    each step."""
     return Exchange((rotations(ranks),))

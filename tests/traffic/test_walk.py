@@ -305,7 +305,7 @@ def test_any_walk(problem: tuple[str, int, int, Mask], by: str, back: Backward) 
 
 @settings(deadline=None, max_examples=75)
 @given(problems(most=8), st.sampled_from(walk.BACKWARDS))
-def test_direct_sends_only_needed_rows_to_one_rank_at_a_time(
+def test_direct_sends_only_needed_rows_to_two_ranks_at_a_time(
     problem: tuple[str, int, int, Mask], back: Backward
 ) -> None:
     walks, layout = chosen(*problem, by="direct", back=back), Layout(*problem[:3])
@@ -314,15 +314,17 @@ def test_direct_sends_only_needed_rows_to_one_rank_at_a_time(
     )  # fmt: skip
     for which, moved, travelling in ways:
         rows = needs(layout, problem[3], travelling)
-        apart = sum(len(rows[pair]) for pair in rows if pair[0] != pair[1])
+        others = sum(len(rows[pair]) for pair in rows if pair[0] != pair[1])
         sent = moved.sent(which)
         kept = which == "backward" and back == "reverse"
-        assert sent.chunk_rows == (0 if kept else apart), "nothing is handed on, or sent again"
-        assert sent.sum_rows == (apart if which == "backward" else 0)
+        assert sent.chunk_rows == (0 if kept else others), "nothing is handed on, or sent again"
+        assert sent.sum_rows == (others if which == "backward" else 0)
+        assert max(moved.route.step) == layout.ranks // 2, "both ways at once"
         for rank in range(layout.ranks):
             for step in script.write(moved, which, layout.rows, rank).steps:
-                peers = {(m.chunk, m.send, m.peer) for m in step.messages}
-                assert len(peers) == len({peer[:2] for peer in peers}), "one rank at a time"
+                hops = {(m.chunk, m.send, (m.peer - rank) % layout.ranks) for m in step.messages}
+                apart = {(*way, min(hop, layout.ranks - hop)) for *way, hop in hops}
+                assert len(apart) == len({way[:2] for way in apart}), "equally far up and down"
                 assert all(
                     rows[m.peer if m.owner == rank else rank, m.owner] for m in step.messages
                 )
