@@ -172,10 +172,10 @@ def _read(
         names = [item.name for item in fields(record)]
         return {name: settings[name] for name in names if name in settings}
 
-    length, partition = settings["seq_len"], settings["partition"]
+    length = settings["seq_len"]
     if length is None:
-        dealt = isinstance(partition, partitions.Dealt)
-        length = partition.seq_len if dealt else sizes.rows * comm.world_size
+        dealt = partitions.dealt_length(settings["partition"])
+        length = dealt or sizes.rows * comm.world_size
     score = Score(**of(Score), **tensors.described(slopes))
     numbers: dict[str, Any] = {
         name: None if getattr(score, name) is None else float(getattr(score, name))

@@ -79,14 +79,11 @@ def deal(
     batch = len(bounds) if isinstance(bounds, Tensor) and bounds.dim() == 2 else 1
     mask = Mask(**settings, documents=document_boundaries(bounds, batch))
     world_size = plain(world_size)
-    if not isinstance(partition, str):
-        indices = partition.tolist() if isinstance(partition, Tensor) else partition
-        return deals.of_indices(indices, mask, world_size)
-    if weights is not None:
-        weights = tuple(map(plain, weights))
-        if not all(isinstance(x, int | float) and not isinstance(x, bool) for x in weights):
-            raise ValueError(f"weights: got {weights}, expected positive numbers")
-    return deals.deal(mask, world_size, partition, weights)
+    speeds = deals.speeds(weights, world_size)
+    if isinstance(partition, str):
+        return deals.deal(mask, world_size, partition, speeds)
+    indices = partition.tolist() if isinstance(partition, Tensor) else partition
+    return deals.of_indices(indices, mask, world_size, speeds)
 
 
 def spoken(partition: Partitioning) -> tuple[str, Tensor | None]:

@@ -102,7 +102,7 @@ def unshard(
         x: this rank's shard; ``dim`` is the sequence. All ranks pass the same shape.
         partition, group: as in ``shard``.
         seq_len: true global length (tokens), to drop padding; None is the length that x remembers
-            from ``shard`` or ``ring_attention``, else all N * S rows.
+            from ``shard`` or ``ring_attention``, else that of a deal, else all N * S rows.
         gradients: ``sum``: each rank computes its own part of the loss from the result. ``mean``:
             every rank computes the whole loss, whose gradient a sum would have N times.
 
@@ -121,6 +121,8 @@ def unshard(
         if comm is not None:
             length = remembered(x) if length is None else length
             dim, length = _checked(x, comm, dim, partition, length, gradients)
+        elif length is None:
+            length = partitions.dealt_length(partition)
         needs_grad = torch.is_grad_enabled() and x.requires_grad
         rule = spoken(partition)
         full, _ = _unshard(x, dim, *rule, name, ranks, length, gradients, needs_grad)

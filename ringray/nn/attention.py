@@ -206,9 +206,7 @@ class ContextParallelAttention(nn.Module):
         where = (*spoken(partition), x.shape[1] * ranks, ranks, rank)
         length = plain(seq_len)
         if length is None:
-            length = x.shape[1] * ranks
-            if isinstance(partition, partitions.Dealt):
-                length = partition.seq_len
+            length = partitions.dealt_length(partition) or x.shape[1] * ranks
         padding = None
         if length < x.shape[1] * ranks:  # other lengths are refused by ring_attention
             padding = (traced_positions(*where).to(x.device) >= length)[:, None]

@@ -103,6 +103,11 @@ def padded_length(partition: Partitioning, seq_len: int, world_size: int) -> int
     return -(-seq_len // unit) * unit
 
 
+def dealt_length(partition: Partitioning) -> int | None:
+    """Returns the true length (tokens) of a sequence that is dealt; None for a name."""
+    return partition.seq_len if isinstance(partition, Dealt) else None
+
+
 def true_length(partition: Partitioning, seq_len: int | None, rows: int, world_size: int) -> int:
     """Returns the true length (tokens) of a sequence whose shards have ``rows`` rows each: that is
     ``seq_len``; if it is None the length that is dealt, or all rows.
@@ -111,8 +116,9 @@ def true_length(partition: Partitioning, seq_len: int | None, rows: int, world_s
         ValueError: unknown partition, or a length that these shards cannot have.
     """
     padded = rows * world_size
-    dealt = partition.seq_len if isinstance(partition, Dealt) else padded
-    length = dealt if seq_len is None else seq_len
+    length = seq_len
+    if length is None:
+        length = dealt_length(partition) or padded
     if not isinstance(length, int) or isinstance(length, bool) or length < 1:
         raise ValueError(f"seq_len: got {length!r}, expected None or an integer of at least 1")
     expected = padded_length(partition, length, world_size)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from functools import cached_property, lru_cache
+from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ringray import partition as partitions
+from ringray.base.units import plain
 from ringray.partition import BALANCED, Dealt, Partitioning
 from ringray.traffic import dealer, geometry
 from ringray.traffic.mask import Mask, argument_of
@@ -50,14 +52,16 @@ class Deal(Dealt):
     def __post_init__(self) -> None:
         text = repr((self.mask, self.world_size, self.rule, self.weights, self.dealt))
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 2
-        derived = {
+        derived: dict[str, object] = {
             "seq_len": self.mask.seq_len,
             "padded": sum(map(len, self.dealt[0])) * self.world_size,
             "token": np.array([digest]),
         }
+        # An equal one before stands for it, and lives as long as it does.
+        first = _DEALS.setdefault(digest, self)
+        derived["_first"] = None if first is self else first
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-        _DEALS[digest] = self
 
     def __reduce__(self) -> tuple[object, ...]:
         return Deal, (self.mask, self.world_size, self.rule, self.dealt, self.weights)
@@ -82,7 +86,7 @@ class Deal(Dealt):
     def ranges(self, rank: int) -> tuple[range, ...]:
         """Returns the positions of a rank: disjoint ranges of one step, in ascending order; those
         from ``seq_len`` on are padding. Raises ValueError for a rank outside the ring."""
-        if not 0 <= rank < self.world_size:
+        if rank not in range(self.world_size):
             raise ValueError(f"rank: got {rank!r}, expected 0 to {self.world_size - 1}")
         return self.dealt[rank]
 
@@ -127,7 +131,8 @@ class Deal(Dealt):
         dealt for, by its window or its chunk."""
         for name in (item.name for item in fields(Mask)):
             here, there = getattr(mask, name), getattr(self.mask, name)
-            if here != there and not (name in _NARROWER and there is None):
+            alike = here == there or (name in _NARROWER and there is None)
+            if not alike and not (name == "documents" and _ends(mask) == _ends(self.mask)):
                 raise ValueError(
                     f"partition: dealt for {argument_of(name)} {_brief(there)}, but the call has "
                     f"{_brief(here)}"
@@ -137,9 +142,15 @@ class Deal(Dealt):
 _DEALS: WeakValueDictionary[int, Deal] = WeakValueDictionary()  # of this process, by digest
 
 
+@lru_cache(maxsize=64)  # a backward pass comes after its caller may have dropped the deal
 def by_digest(digest: int) -> Deal:
     """Returns the deal of this process that has that digest."""
     return _DEALS[digest]
+
+
+def _ends(mask: Mask) -> list[set[int]]:
+    """Returns the boundaries of each batch row; documents without a token change none."""
+    return [set(row.boundaries) for row in mask.rows]
 
 
 def _brief(value: object) -> str:
@@ -147,22 +158,36 @@ def _brief(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:40]} ... {text[-15:]}"
 
 
-@lru_cache(maxsize=64)
-def deal(
-    mask: Mask, world_size: int, rule: str = BALANCED, weights: tuple[float, ...] | None = None
-) -> Deal:
-    """Returns the positions of every rank, the same for equal arguments.
+def speeds(weights: Any, world_size: int) -> tuple[float, ...]:
+    """Returns the weight of each rank as a number of Python's; None is 1 for all.
 
     Raises:
-        ValueError: an unknown partition, or weights that are not a positive number for each rank.
+        ValueError: weights that are not a positive number for each rank.
     """
     if weights is None:
-        weights = (1.0,) * world_size
-    if len(weights) != world_size or not all(0 < x < math.inf for x in weights):
+        return (1.0,) * world_size
+    values = tuple(map(plain, weights)) if isinstance(weights, Iterable) else ()
+    numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
+    most = sys.float_info.max / world_size  # of which the sum is one, too
+    if not numbers or len(values) != world_size or not all(0 < x <= most for x in values):
         raise ValueError(
             f"weights: got {_brief(weights)}, expected a positive number for each of {world_size} "
             "ranks"
         )
+    return tuple(map(float, values))
+
+
+@lru_cache(maxsize=64)
+def deal(
+    mask: Mask, world_size: int, rule: str = BALANCED, weights: tuple[float, ...] | None = None
+) -> Deal:
+    """Returns the positions of every rank, the same for equal arguments. ``weights``: of
+    ``speeds``.
+
+    Raises:
+        ValueError: an unknown partition.
+    """
+    weights = weights or speeds(None, world_size)
     padded = partitions.padded_length(rule, mask.seq_len, world_size)
     if rule != BALANCED:
         ranges = partitions.get(rule).ranges
@@ -187,28 +212,37 @@ def resolved(partition: Partitioning, mask: Mask, world_size: int) -> Partitioni
     return deal(mask, world_size) if partition == BALANCED else partition
 
 
-def of_indices(indices: Sequence[int], mask: Mask, world_size: int) -> Deal:
+def of_indices(indices: Any, mask: Mask, world_size: int, weights: tuple[float, ...]) -> Deal:
     """Returns the deal in which rank r holds the r-th of equal parts of ``indices``: the form of
-    PyTorch's load balancers.
+    PyTorch's load balancers, which have one row for all batch rows.
 
     Raises:
         ValueError: they are not every position once, do not divide by the ranks, or a rank's do
             not ascend.
     """
-    positions = np.asarray(indices)
-    padded = -(-mask.seq_len // world_size) * world_size
-    whole = positions.ndim == 1 and positions.dtype.kind in "iu"
-    if not whole or not np.array_equal(np.sort(positions), np.arange(padded)):
+    names = partitions.NAMES
+    lengths = {partitions.padded_length(name, mask.seq_len, world_size) for name in names}
+    try:
+        positions = np.asarray(indices)
+    except ValueError:  # rows of different lengths
+        positions = np.empty(0)
+    positions = positions[0] if positions.ndim == 2 and len(positions) == 1 else positions
+    whole = positions.ndim == 1 and positions.dtype.kind in "iu" and len(positions) in lengths
+    if not whole or not np.array_equal(np.sort(positions), np.arange(len(positions))):
         raise ValueError(
-            f"indices: expected each of the positions 0 to {padded - 1} once, the {mask.seq_len} "
-            f"tokens and padding for {world_size} ranks"
+            f"partition: got {_brief(indices)}, expected a name, or each of the positions 0 to "
+            f"{min(lengths) - 1} once: {mask.seq_len} tokens, padded for {world_size} ranks"
         )
     parts = positions.reshape(world_size, -1)
-    if not (np.diff(parts) > 0).all():
-        raise ValueError("indices: expected those of each rank in ascending order; sort each part")
+    (falling,) = np.nonzero((np.diff(parts) < 0).any(1))
+    if len(falling):
+        raise ValueError(
+            f"partition: got {_brief(parts[falling[0]].tolist())} for rank {falling[0]}, expected "
+            "the positions of each rank in ascending order; sort each part"
+        )
     dealt = []
     for part in parts:
         (ends,) = np.nonzero(np.diff(part) != 1)
         starts, stops = part[np.append(0, ends + 1)], part[np.append(ends, len(part) - 1)] + 1
         dealt.append(tuple(map(range, starts.tolist(), stops.tolist())))
-    return Deal(mask, world_size, "indices", tuple(dealt), (1.0,) * world_size)
+    return Deal(mask, world_size, "indices", tuple(dealt), weights)

@@ -154,6 +154,14 @@ def _name(check: Check) -> str:
     return repr(check) if isinstance(check, partial) else getattr(check, "__name__", repr(check))
 
 
+def dealt(partition: str, seq_len: int, **mask: Any) -> Partitioning:
+    """The partition of this ring; balanced for a mask."""
+    if partition != BALANCED:
+        return partition
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return ringray.deal(seq_len, ranks, **mask)
+
+
 @dataclass(frozen=True)
 class Case:
     """One call of the op. ``cu`` are document boundaries."""
@@ -190,10 +198,7 @@ class Case:
     @property
     def dealt(self) -> Partitioning:
         """The partition of this ring; balanced for the mask of the call."""
-        if self.partition != BALANCED:
-            return self.partition
-        ranks = dist.get_world_size() if dist.is_initialized() else 1
-        return ringray.deal(self.seq_len, ranks, **self.mask)
+        return dealt(self.partition, self.seq_len, **self.mask)
 
     @property
     def factor(self) -> float:
@@ -269,8 +274,7 @@ class Case:
     def shards(self, pad_value: float = NAN) -> list[Tensor]:
         """This rank's q, k, v, dout."""
         return [
-            ringray.shard(x, dim=2, partition=self.dealt, pad_value=pad_value)
-            for x in self.inputs
+            ringray.shard(x, dim=2, partition=self.dealt, pad_value=pad_value) for x in self.inputs
         ]
 
     def run(self, pad_value: float = NAN) -> dict[str, Tensor]:

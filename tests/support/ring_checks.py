@@ -15,10 +15,10 @@ import torch.distributed as dist
 import ringray
 from ringray import transport
 from ringray.attention.sharding import remember
-from ringray.partition import PARTITIONS
+from ringray.partition import NAMES, Partitioning
 from ringray.traffic import walk
 from ringray_kernels.checks import DTYPES
-from tests.support.ranks import HEADS, Case
+from tests.support.ranks import HEADS, Case, dealt
 from tests.support.ring_truth import MASKS, truth, within_budget
 
 SCORES: tuple[dict[str, Any], ...] = (
@@ -35,7 +35,7 @@ SCORES: tuple[dict[str, Any], ...] = (
 
 def exact(rank: int, size: int) -> None:
     """Every mask, where partitions, dtypes and walks back take turns; padding holds NaN."""
-    turns = zip(itertools.cycle(PARTITIONS), itertools.cycle(DTYPES), strict=False)
+    turns = zip(itertools.cycle(NAMES), itertools.cycle(DTYPES), strict=False)
     for mask, (partition, dtype) in zip([*MASKS, *MASKS], turns, strict=False):
         case = Case(partition, dtype, **mask)
         within_budget(case, rank, size, truth(case))
@@ -50,7 +50,7 @@ def random_rings(rank: int, size: int, seed: int, count: int) -> None:
         cuts = sorted(rng.choice([0, seq_len, rng.randint(0, seq_len)]) for _ in range(4))
         causal, kv_heads = rng.random() < 0.7, size * rng.choice([1, 2])
         case = Case(
-            rng.choice(sorted(PARTITIONS)), rng.choice(DTYPES), seq_len, causal,
+            rng.choice(sorted(NAMES)), rng.choice(DTYPES), seq_len, causal,
             rng.choice([None, 0, 3, 70] if causal else [None, None, (3, 8), (None, 0)]),
             rng.choice([None, (0, *cuts, seq_len)]), rng.choice(["aten", "aten", "reference"]),
             rng.choice([1, 2]), rng.randrange(1 << 20), rng.choice([None, None, 16]),
@@ -171,7 +171,7 @@ def scores(rank: int, size: int) -> None:
     for turn, (way, backward) in enumerate(ways):
         options = {"window": (None, 17)[turn % 2], **SCORES[turn % len(SCORES)]}
         case = Case(
-            list(PARTITIONS)[turn % 4], DTYPES[turn % 3], transport=way, backward=backward,
+            NAMES[turn % 5], DTYPES[turn % 3], transport=way, backward=backward,
             with_dlse=turn % 4 != 3, heads=2 * heads, kv_heads=heads, **options,
         )  # fmt: skip
         with contextlib.suppress(walk.Unwalkable):
@@ -212,8 +212,9 @@ def subgroups(rank: int, size: int) -> None:
 
 def shards_remember_their_length(rank: int, size: int) -> None:
     """The first snippet of the README, for lengths that do not divide."""
-    for seq_len, causal, partition in itertools.product((1, 7, 61), (True, False), PARTITIONS):
-        case = Case(partition, seq_len=seq_len, causal=causal)
+    for seq_len, causal, name in itertools.product((1, 7, 61), (True, False), NAMES):
+        case = Case(name, seq_len=seq_len, causal=causal)
+        partition = case.dealt
         q, k, v, dout = case.inputs
         leaves = [x.requires_grad_() for x in (q, k, v)]
         shards = [ringray.shard(x, dim=2, partition=partition) for x in leaves]
@@ -237,7 +238,8 @@ def shards_remember_their_length(rank: int, size: int) -> None:
 
 def sharding(rank: int, size: int) -> None:
     """shard and unshard are inverse, along any dimension and for any type, and so are gradients."""
-    for partition, length in itertools.product(PARTITIONS, (1, 7, 48)):
+    for name, length in itertools.product(NAMES, (1, 7, 48)):
+        partition = dealt(name, length, cu_seqlens=[0, length // 3, length])
         for dim, dtype in ((0, torch.int64), (1, torch.float32), (-1, torch.bfloat16)):
             shape = [2, 3, 4]
             shape[dim] = length
@@ -254,7 +256,7 @@ def sharding(rank: int, size: int) -> None:
         _gradients_of_sharding(partition, length, rank, size)
 
 
-def _gradients_of_sharding(partition: str, length: int, rank: int, size: int) -> None:
+def _gradients_of_sharding(partition: Partitioning, length: int, rank: int, size: int) -> None:
     positions = ringray.local_positions(partition, length, size, rank)
     inside = positions < length
     full = torch.randn(length, 2, requires_grad=True)
