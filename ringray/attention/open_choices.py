@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ringray.traffic.deal import Deal
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
 from ringray_kernels.api import Features, resolve_backend
@@ -25,6 +26,7 @@ def filled(call: Call, sizes: InputSizes, comm: Comm, *, needs_grad: bool) -> Ca
         return call
     features = call.score.features(sizes.value_dim)
     backend = resolve_backend(asked.backend, sizes, features)
+    partition = asked.partition
     on_gpu = sizes.device.type == "cuda"
     tuned_choice = lookup.for_process(
         tuned.buckets(
@@ -39,13 +41,15 @@ def filled(call: Call, sizes: InputSizes, comm: Comm, *, needs_grad: bool) -> Ca
             backward=needs_grad,
         ),
         torch.cuda.get_device_name(sizes.device) if on_gpu else "cpu",
-        asked.partition,
+        partition.rule if isinstance(partition, Deal) else partition,
         asked.transport,
         asked.backward,
         backend,
         asked.backend == "auto",
     )
     strategy = replace(tuned_choice, backend=asked.backend, blocks=asked.blocks)
+    if isinstance(partition, Deal):
+        strategy = replace(strategy, partition=partition)
     # Blocks are tuned for plain attention.
     if asked.blocks is None and features == Features(sizes.head_dim):
         try:

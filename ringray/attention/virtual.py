@@ -9,7 +9,7 @@ from torch import Tensor
 from ringray import transport
 from ringray.attention.call import Call, Score
 from ringray.attention.problem import RankProblem
-from ringray.traffic import walk
+from ringray.traffic import deal, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.hulls import Pass
 from ringray.traffic.mask import Mask
@@ -30,9 +30,11 @@ def hops(point: Any, rank: int, backend: str, q: Tensor, k: Tensor) -> tuple[Any
     """
     batch, heads, _, head_dim = q.shape
     strategy = Strategy(point.partition, backward="planned", backend=backend)
+    mask = Mask(point.seq_len)
+    partition = deal.resolved(point.partition, mask, point.world_size)
     problem = RankProblem(
-        call=Call(Mask(point.seq_len), Score(point.whole.scale), strategy),
-        layout=Layout(point.partition, point.seq_len, point.world_size),
+        call=Call(mask, Score(point.whole.scale), strategy),
+        layout=Layout(partition, point.seq_len, point.world_size),
         rank=rank,
         exchange=transport.plan(transport.DEFAULT, point.world_size, heads, k.shape[1]),
         costs=walk.costs(q.element_size(), batch, heads, k.shape[1], head_dim),

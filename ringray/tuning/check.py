@@ -21,7 +21,7 @@ from pydantic import (
 
 from ringray import transport
 from ringray.base.redaction import plain
-from ringray.partition import PARTITIONS
+from ringray.partition import NAMES
 from ringray.traffic.walk import BACKWARDS
 from ringray_kernels.backends import BACKENDS
 from ringray_kernels.config import Blocks
@@ -93,7 +93,7 @@ class BucketFields(TableFields):
 class ChoiceFields(TableFields):
     """The fields of a choice; which of them it needs depends on its use."""
 
-    partition: Annotated[str, _one_of(PARTITIONS)] = ""
+    partition: Annotated[str, _one_of(NAMES)] = ""
     transport: Annotated[_Text, AfterValidator(_transport)] = ""
     backward: Annotated[str, _one_of(BACKWARDS)] = ""
     backend: Annotated[str, _one_of(BACKENDS)] | None = None

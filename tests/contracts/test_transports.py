@@ -22,7 +22,7 @@ from ringray import transport
 from ringray.comm.ring import METER
 from ringray.lab.predict import cost_model, hardware
 from ringray.lab.trial.measurement import peak_memory
-from ringray.partition import PARTITIONS
+from ringray.partition import BALANCED, NAMES
 from ringray.traffic import walk
 from ringray.traffic.mask import Mask
 from ringray_kernels.checks import DTYPES
@@ -51,12 +51,13 @@ def names(size: int) -> tuple[str, ...]:
 
 def cases(size: int, mask: dict[str, Any] | None = None) -> Iterator[Case]:
     """All transports × partitions with one mask, every way back and every dtype; or once each,
-    where masks, ways back and dtypes take turns."""
+    where masks, ways back and dtypes take turns, and what is dealt goes straight with each mask."""
     heads, kv_heads = HEADS[size]
-    strategies = [*itertools.product(PARTITIONS, names(size))]
+    strategies = [*itertools.product(NAMES, names(size))]
     if mask is not None:
         every = itertools.product(strategies, BACKWARDS[1:], DTYPES, [mask])
     else:
+        strategies += [(BALANCED, "direct")] * len(ring_truth.MASKS)
         turns = (itertools.cycle(some) for some in (BACKWARDS, DTYPES, ring_truth.MASKS))
         every = zip(strategies, *turns, strict=False)  # type: ignore[assignment]
     for (partition, name), backward, dtype, seen in every:
@@ -119,7 +120,7 @@ def repeatable(rank: int, size: int) -> None:
     """Two runs are bitwise equal, and nothing depends on what padding holds."""
     ways = [("ring", backward) for backward in BACKWARDS[1:]]
     ways += [(name, "auto") for name in names(size)]
-    for (name, backward), partition in zip(ways, itertools.cycle(PARTITIONS), strict=False):
+    for (name, backward), partition in zip(ways, itertools.cycle(NAMES), strict=False):
         case = Case(
             partition, torch.bfloat16, causal=False, transport=name, backward=backward,
             heads=HEADS[size][0], kv_heads=HEADS[size][1],
@@ -132,7 +133,8 @@ def repeatable(rank: int, size: int) -> None:
 
 def traffic(rank: int, size: int) -> None:
     """Bytes and tensors sent, forward and backward, are the planner's; masks take turns."""
-    for turn, (name, partition) in enumerate(itertools.product(names(size), PARTITIONS)):
+    ways = [*itertools.product(names(size), NAMES), *[("direct", BALANCED)] * len(TRAFFIC_MASKS)]
+    for turn, (name, partition) in enumerate(ways):
         case = Case(
             partition, DTYPES[turn % 2], transport=name, backward=BACKWARDS[(turn + turn // 4) % 4],
             heads=HEADS[size][0], kv_heads=HEADS[size][1], value_dim=(None, 24, 8)[turn % 3],
@@ -157,16 +159,20 @@ def traffic(rank: int, size: int) -> None:
 def memory(rank: int, size: int) -> None:
     """The largest rank's peak is what the planner says, within 6%."""
     seq_len, heads = 4096, 8
-    every = itertools.product(transport.TRANSPORTS, (False, True), ("auto",))
-    for name, backward, way in (*every, ("ring", True, "query-side")):
+    ways = [
+        *itertools.product(transport.TRANSPORTS, (False, True), ("auto",), ("zigzag",)),
+        *itertools.product(transport.TRANSPORTS, (True,), ("auto",), (BALANCED,)),
+        ("ring", True, "query-side", "zigzag"),
+    ]
+    for name, backward, way, partition in ways:
         rows = seq_len // size
         q, k, v, dout = (torch.randn(1, heads, rows, 64, requires_grad=backward) for _ in range(4))
 
         def work(
             q: Tensor = q, k: Tensor = k, v: Tensor = v, dout: Tensor = dout, name: str = name,
-            backward: bool = backward, way: str = way,
+            backward: bool = backward, way: str = way, partition: str = partition,
         ) -> None:  # fmt: skip
-            out = ringray.ring_attention(q, k, v, transport=name, backward=way)
+            out = ringray.ring_attention(q, k, v, partition=partition, transport=name, backward=way)
             if backward:
                 torch.autograd.grad(out, (q, k, v), dout)
 
@@ -175,12 +181,14 @@ def memory(rank: int, size: int) -> None:
         peak = torch.tensor(live + peak_memory(work, torch.device("cpu")))
         dist.all_reduce(peak, dist.ReduceOp.MAX)
         config = point(
-            ring_size=size, seq_len=seq_len, heads=heads, transport=name,
+            ring_size=size, seq_len=seq_len, heads=heads, transport=name, partition=partition,
             direction="forward+backward" if backward else "forward", backward=way,
         )  # fmt: skip
         said = cost_model.predict(config, hardware.cpu(2))
         predicted = said.peak_memory_bytes
-        assert predicted == pytest.approx(int(peak), rel=0.06), (name, backward, predicted, peak)
+        assert predicted == pytest.approx(int(peak), rel=0.06), (
+            name, backward, partition, predicted, peak,
+        )  # fmt: skip
 
 
 def refusals(rank: int, size: int) -> None:

@@ -90,7 +90,7 @@ def test_a_figure_above_the_peak_is_refused() -> None:
     assert machine.peak_tflops("NVIDIA T4", "float16") is None
 
 
-@pytest.mark.parametrize("partition", problems.PARTITIONS)
+@pytest.mark.parametrize("partition", [*problems.PARTITIONS, "balanced"])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_virtual_ring_computes_the_whole(partition: str, ranks: int) -> None:
     point = VirtualPoint(partition, ranks, 64, 2, 16)

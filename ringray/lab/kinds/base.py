@@ -95,7 +95,7 @@ def ring_pass(
             k,
             v,
             group=context.group,
-            partition=strategy.partition,
+            partition=config.partition,
             seq_len=problem.seq_len,
             transport=strategy.transport,
             backward=strategy.backward,

@@ -30,7 +30,7 @@ _RESULTS = (*NAMES, "dsinks")
 
 def run(config: TrialConfig, context: RankContext) -> RankReport:
     """Checks one trial; every rank of the ring calls it at the same time."""
-    problem, partition = config.problem, config.strategy.partition
+    problem, partition = config.problem, config.partition
     with context.agreed():
         q, k, v, dout = (
             shard(x, dim=2, partition=partition, group=context.group, pad_value=torch.nan)

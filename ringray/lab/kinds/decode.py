@@ -29,12 +29,12 @@ def run(config: TrialConfig, context: RankContext) -> RankReport:
     assert not isinstance(problem.window, tuple), "pruned"
     window = problem.window
     dealt = problem.seq_len - problem.new_tokens
-    rows = padded_length(config.strategy.partition, dealt, config.ring.size) // config.ring.size
+    rows = padded_length(config.partition, dealt, config.ring.size) // config.ring.size
     with context.agreed():
         cache = ShardedKV.of_shards(
             *_drawn(config, context, rows, 5 + 2 * context.rank, *2 * [problem.kv_heads]),
             capacity=problem.seq_len,
-            partition=config.strategy.partition,
+            partition=config.partition,
             seq_len=dealt,
             group=context.group,
         )

@@ -19,7 +19,7 @@ from ringray.lab.specs.sections import ProblemSection
 from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.lengths import drawn
 from ringray.models import sizes
-from ringray.partition import PARTITIONS
+from ringray.partition import NAMES, PARTITIONS
 from ringray.traffic import walk
 from ringray.tuning import table as tuned
 
@@ -169,8 +169,9 @@ def _searched(kind: TrialKind, chosen: Mapping[str, Any], device: str) -> Iterat
 
 def _strategies(chosen: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     both = chosen["direction"] == "forward+backward"
+    packed = chosen["documents"] is not None or chosen["chunk"] is not None
     choices = {
-        "partition": list(PARTITIONS),
+        "partition": list(NAMES if packed else PARTITIONS),  # else zigzag is as even
         "transport": transports.searched(chosen["ring_size"], chosen["heads"], chosen["kv_heads"]),
         "backward": list(walk.BACKWARDS) if both else ["planned"],
     }

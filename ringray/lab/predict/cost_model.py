@@ -7,6 +7,7 @@ links (``ring_time``). Imports neither torch nor ray.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from functools import lru_cache
@@ -22,6 +23,7 @@ from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.ring_time import RingWork
 from ringray.lab.predict.simulator import PassWork
 from ringray.lab.trial.config import TrialConfig, TrialProblem, shuffled
+from ringray.partition import Dealt
 from ringray.traffic import geometry, tree, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.hulls import Pass
@@ -248,26 +250,31 @@ def _weights(problem: TrialProblem, fold: int) -> walk.Costs:
 
 
 def _layout(config: TrialConfig, fold: int) -> Layout:
-    return Layout(config.strategy.partition, config.padded, config.ring.size // fold, fold)
+    return Layout(config.partition, config.padded, config.ring.size // fold, fold)
 
 
 def _sizes(config: TrialConfig, exchange: Exchange, on: Fleet) -> Sizes:
     problem, fold = config.problem, exchange.fold
-    ranges = _layout(config, fold).ranges(0)
+    layout = _layout(config, fold)
+    # By a rule all ranks hold alike pieces.
+    ranks = layout.ranks if isinstance(layout.partition, Dealt) else 1
+    ranges = [layout.ranges(rank) for rank in range(ranks)]
+    pieces, spaced = max(map(len, ranges)), ranges[0][0].step > 1
     return Sizes(
         batch=problem.batch,
         heads=problem.heads // fold,
         kv_heads=problem.kv_heads // fold,
         head_dim=(problem.head_dim + problem.value_dim) // 2,
-        rows=config.padded // (config.ring.size // fold),
+        rows=layout.rows,
         itemsize=DTYPES[problem.dtype].itemsize,
         threads=config.ring.threads,
         fused_on_cpu=on.shares_cores,
-        runs=len(ranges) if ranges[0].step == 1 else 1,
+        runs=1 if spaced else pieces,
+        longest=layout.rows if spaced else max(map(len, itertools.chain(*ranges))),
         triangular=problem.causal,
         plain=problem.mask.plain,
         quantized=problem.quantize is not None,
-        spaced=len(ranges) if ranges[0].step > 1 else 0,
+        spaced=pieces if spaced else 0,
         tiles=on.hardware.tiles and problem.dtype == "bfloat16",
         packs=on.hardware.packs,
     )

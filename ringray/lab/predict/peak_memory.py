@@ -34,7 +34,8 @@ class Sizes:
     """Sizes of one rank's computation: heads after any exchange of them, ``rows`` of its own.
 
     ``head_dim``: the mean of that of K and that of V. ``runs``: number of blocks of neighbouring
-    positions that the rows form, 1 also if they are evenly spaced. ``spaced``: number of sequences
+    positions that the rows form, at most, 1 also if they are evenly spaced. ``longest``: rows of
+    the longest block. ``spaced``: number of sequences
     of evenly spaced positions that they form, 0 if those are neighbours. ``triangular``: a rank's
     own rows see its own keys up to themselves. ``plain``: causal, or no mask at all. ``quantized``:
     Q, K and V are computed with in 8 bits. ``tiles``: cores multiply bf16 by tiles.
@@ -50,6 +51,7 @@ class Sizes:
     threads: int
     fused_on_cpu: bool
     runs: int
+    longest: int
     triangular: bool
     plain: bool
     quantized: bool = False
@@ -320,7 +322,7 @@ def _gathered(sizes: Sizes, moved: Traffic, heads_at_once: int) -> tuple[float, 
     next_too = sizes.kv_heads > count
     joined = (received + rows) * row * sizes.itemsize
     coming = (received + packed) * row * sizes.itemsize
-    queries = np.full(received.shape, np.ceil(rows / sizes.runs if sizes.triangular else rows))
+    queries = np.full(received.shape, sizes.longest if sizes.triangular else rows)
     keys = (received + rows).astype(np.float64)
     # All keys before a block of rows in one call, and then the block itself, to be merged.
     before = np.maximum(keys - queries, queries) if sizes.triangular else keys

@@ -138,11 +138,9 @@ class ProblemSection(Fields):
 class StrategySection(Fields):
     """The way in which the ring computes the attention."""
 
-    partition: Annotated[Names, Several(one_of(["auto", *partitions.PARTITIONS]))] = (
-        partitions.DEFAULT
-    )
-    """Rule that deals positions to ranks. auto: the tuned choice, or zigzag; in kind strategy-tune
-    each partition."""
+    partition: Annotated[Names, Several(one_of(["auto", *partitions.NAMES]))] = partitions.DEFAULT
+    """Rule that deals positions to ranks; balanced deals for the mask. auto: the tuned choice, or
+    zigzag; in kind strategy-tune each partition, with balanced where documents or chunks are."""
     transport: Annotated[Names, Several(TRANSPORT)] = transports.DEFAULT
     """The transport of K/V: a name, or a name with its number, as in hybrid:2 (ranks that exchange
     heads), double-ring:4 (ranks per node), allgather:2 (K/V heads at once). auto: the tuned choice,

@@ -15,7 +15,8 @@ from typing import Any
 
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray.traffic import geometry
+from ringray.partition import Partitioning
+from ringray.traffic import deal, geometry
 from ringray.traffic.mask import Mask, MaskFields, uneven_boundaries
 from ringray.transport import Exchange
 from ringray.tuning import lookup
@@ -69,8 +70,14 @@ class TrialProblem(MaskFields[int | tuple[int, ...] | None]):
         every = geometry.total_visible(self.mask)
         if self.new_tokens is None:
             return every
-        before = replace(self.mask, seq_len=self.seq_len - self.new_tokens)
-        return every - geometry.total_visible(before)
+        return every - geometry.total_visible(self.dealt_mask)
+
+    @cached_property
+    def dealt_mask(self) -> Mask:
+        """The mask of the rows that ranks hold: without the new tokens in decoding."""
+        if self.new_tokens is None:
+            return self.mask
+        return replace(self.mask, seq_len=self.seq_len - self.new_tokens)
 
     def of_kernel(self, kernel: Kernel) -> Problem:
         """Returns the problem that the blocks of a kernel must fit."""
@@ -186,6 +193,11 @@ class TrialConfig:
         """``blocks`` as the op takes them; the field holds the text of a spec."""
         blocks = self.strategy.blocks
         return Blocks.parse(blocks) if isinstance(blocks, str) else blocks
+
+    @cached_property
+    def partition(self) -> Partitioning:
+        """The partition of its ring: ``balanced`` is dealt for the mask."""
+        return deal.resolved(self.strategy.partition, self.problem.dealt_mask, self.ring.size)
 
     @cached_property
     def padded(self) -> int:
