@@ -19,6 +19,7 @@ from ringray.attention.call import DEFAULTS
 from ringray.attention.tensor_arguments import TensorArguments
 from ringray.base.errors import UserError
 from ringray.comm.ring import connect
+from ringray.partition import BALANCED
 from ringray.traffic.mask import Mask
 from ringray.tuning import lookup
 from ringray.tuning import table as tuned
@@ -246,6 +247,36 @@ def test_the_op_takes_what_was_tuned_for_its_call(caplog: pytest.LogCaptureFixtu
     q, k, v = (x.repeat(1, 1, 2, 1) for x in (q, k, v))
     longer, _ = resolve(q, k, v, TensorArguments(), settings, connect(None), needs_grad=False)
     assert (longer.layout.partition, longer.call.strategy.blocks) == ("zigzag", None)
+
+
+def test_the_op_deals_for_a_tuned_balanced_and_keeps_what_is_dealt() -> None:
+    cu = (0, 10, 60)
+    here = bucket(
+        ring_size=1, threads=torch.get_num_threads(), dtype="float32", seq_len=60, heads=4,
+        kv_heads=2, head_dim=16, backward=False, documents=cu,
+    )  # fmt: skip
+    choice = {"partition": BALANCED, "transport": "direct", "backward": "planned"}
+    tuned.add([entry(place=tuned.here(), bucket=here, choice=choice)])
+    q, k, v = (torch.randn(1, heads, 60, 16) for heads in (4, 2, 2))
+
+    def strategy(partition: Any) -> Any:
+        settings = DEFAULTS | {"partition": partition, "transport": "auto"}
+        packed = TensorArguments(cu_seqlens=torch.tensor(cu))
+        job, _ = resolve(q, k, v, packed, settings, connect(None), needs_grad=False)
+        return job.layout.partition, job.call.strategy.transport
+
+    even, weighted = (ringray.deal(60, 1, cu_seqlens=cu, weights=x) for x in (None, [2.0]))
+    assert strategy("auto") == strategy(BALANCED) == strategy(even) == (even, "direct")
+    assert even != weighted
+    assert strategy(weighted) == (weighted, "direct")
+    assert strategy("zigzag") == ("zigzag", "ring")
+    shape = {"heads": 4, "kv_heads": 2, "head_dim": 16, "dtype": "float32", "backward": False}
+    name = ringray.tuned_strategy(
+        ring_size=1, seq_len=60, documents=True, threads=torch.get_num_threads(), **shape
+    ).partition
+    assert name == BALANCED
+    with pytest.raises(ValueError, match="got .balanced. alone, expected"):
+        ringray.local_positions(name, 60, 2, 0)
 
 
 @pytest.mark.parametrize(("tuned_one", "taken"), [("reference", "reference"), ("cudnn", "aten")])

@@ -160,7 +160,7 @@ def test_schema_describes_every_field() -> None:
     assert heads["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 1024}
     assert heads["anyOf"][1]["type"] == "array"
     partitions = schema["$defs"]["Strategy"]["properties"]["partition"]["anyOf"][0]["enum"]
-    assert partitions == ["auto", "contiguous", "striped", "zigzag", "zigzag-token"]
+    assert partitions == ["auto", "contiguous", "striped", "zigzag", "zigzag-token", "balanced"]
 
 
 def test_schema_agrees_with_the_checks() -> None:
