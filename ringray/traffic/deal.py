@@ -139,6 +139,8 @@ class Deal(Dealt):
                 )
 
 
+del Deal.__dataclass_fields__  # FSDP copies dataclasses among the arguments of modules
+
 _DEALS: WeakValueDictionary[int, Deal] = WeakValueDictionary()  # of this process, by digest
 
 
