@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringray.base.errors import reason_of
+from ringray.partition import Partitioning
 
 BYTES = 256  # tokens of text without a tokenizer
 NO_LABEL = -100
@@ -39,11 +40,13 @@ class CorpusError(ValueError):
 @dataclass(frozen=True)
 class SequenceRows:
     """SequenceRows of one sequence: tokens, and labels, the next token of the same document, else
-    ``NO_LABEL``. ``ends``: boundaries of the documents in the whole sequence, 0 first."""
+    ``NO_LABEL``. ``ends``: boundaries of the documents in the whole sequence, 0 first.
+    ``partition``: that dealt the sequence; None: the model's."""
 
     tokens: Ints
     labels: Ints
     ends: Ints
+    partition: Partitioning | None = None
 
 
 class Corpus:
@@ -94,7 +97,7 @@ class Corpus:
         inside = positions < seq_len
         places = first + np.minimum(positions, seq_len - 1)
         tokens = np.where(inside, self._tokens(places), 0)
-        ends = self._ends(first, first + seq_len)
+        ends = self.ends(number, seq_len)
         following = places + 1
         begins = np.isin(following, self._all_ends(first, first + seq_len))
         labels = np.full_like(tokens, NO_LABEL)
@@ -119,8 +122,9 @@ class Corpus:
             tokens[here] = values
         return tokens
 
-    def _ends(self, first: int, last: int) -> Ints:
-        """Returns the boundaries of documents of a sequence, from 0 to its length."""
+    def ends(self, number: int, seq_len: int, pool: int = 1) -> Ints:
+        """Returns the boundaries of documents in ``pool`` sequences together, 0 first."""
+        first, last = number * seq_len, (number + pool) * seq_len
         inner = self._all_ends(first, last)
         inner = inner[(inner > first) & (inner < last)] - first
         return np.concatenate([[0], inner, [last - first]]).astype(np.int64)

@@ -28,20 +28,29 @@ class Degrees:
         return f"DP {self.dp} x CP {self.cp} x TP {self.tp} x PP {self.pp}"
 
 
+# Options of a model, and their defaults where sequences are pooled.
+POOLED = {"partition": partitions.BALANCED, "transport": transports.DEALT}
+_ALONE = {"partition": partitions.DEFAULT, "transport": transports.DEFAULT}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """The training of a model.
 
     ``seq_len``: tokens of a sequence. ``sequences``: of a step, ``micro_batch`` of them at once.
-    ``steps``: of the whole training: the learning rate rises for ``warmup`` of them and then falls
-    to a tenth along a cosine. ``clip``: largest norm of the gradients. ``documents``: tokens see
-    their own document only. ``dtype``: of computation; weights and optimizer are in fp32. The
-    others are options of the ``Decoder``.
+    ``pool``: sequences that are joined into one, whose documents choose their ring among all ranks;
+    a document that goes on in the next sequence of the pool is not cut. ``steps``: of the whole
+    training: the learning rate rises for ``warmup`` of them and then falls to a tenth along a
+    cosine. ``clip``: largest norm of the gradients. ``documents``: tokens see their own document
+    only; without it sequences are the documents. ``dtype``: of computation; weights and optimizer
+    are in fp32. The others are options of the ``Decoder``; ``partition`` and ``transport`` are
+    balanced and direct by default in a pool, else zigzag and ring.
     """
 
     seq_len: int
     sequences: int = 1
     micro_batch: int = 1
+    pool: int = 1
     steps: int = 100
     learning_rate: float = 1e-3
     warmup: int = 10
@@ -54,9 +63,13 @@ class Recipe:
     mlp_rows: int | None = 1024
     loss_rows: int | None = 1024
     kept: Kept = "input"
-    partition: str = partitions.DEFAULT
-    transport: str = transports.DEFAULT
+    partition: str = ""
+    transport: str = ""
     rope_theta: float = 10000.0
+
+    def __post_init__(self) -> None:
+        for name, default in (POOLED if self.pool > 1 else _ALONE).items():
+            object.__setattr__(self, name, getattr(self, name) or default)
 
 
 def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
@@ -65,14 +78,20 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         raise ValueError(
             f"dp: got {degrees.dp}, expected a divisor of sequences = {recipe.sequences}"
         )
-    if (recipe.sequences // degrees.dp) % recipe.micro_batch:
+    for name in ("micro_batch", "pool"):
+        if (recipe.sequences // degrees.dp) % getattr(recipe, name):
+            raise ValueError(
+                f"{name}: got {getattr(recipe, name)}, expected a divisor of the sequences of a "
+                f"replica = {recipe.sequences // degrees.dp}"
+            )
+    if recipe.micro_batch > 1 and (recipe.documents or degrees.pp > 1 or recipe.pool > 1):
         raise ValueError(
-            f"micro_batch: got {recipe.micro_batch}, expected a divisor of the sequences of a "
-            f"replica = {recipe.sequences // degrees.dp}"
+            f"micro_batch: got {recipe.micro_batch}, expected 1 with documents, stages or a pool"
         )
-    if recipe.micro_batch > 1 and (recipe.documents or degrees.pp > 1):
+    if degrees.pp > 1 and (recipe.pool > 1 or recipe.partition == partitions.BALANCED):
         raise ValueError(
-            f"micro_batch: got {recipe.micro_batch}, expected 1 with documents or stages"
+            f"pp: got {degrees.pp} stages, expected 1 with a pool or partition "
+            f"{partitions.BALANCED}, which deal each micro-batch anew"
         )
     if degrees.pp > model.layers:
         raise ValueError(f"pp: got {degrees.pp}, expected at most layers = {model.layers}")
@@ -82,7 +101,8 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
             f"{recipe.sequences // degrees.dp}"
         )
     check_split(model, degrees.tp)
-    rows = partitions.padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
+    joined = recipe.pool * recipe.seq_len
+    rows = partitions.padded_length(recipe.partition, joined, degrees.cp) // degrees.cp
     if rows % degrees.tp:
         raise ValueError(
             f"seq_len: got {recipe.seq_len}, whose {rows} rows of a rank are no multiple of tp = "
@@ -96,8 +116,8 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         raise ValueError(f"transport: {reason_of(error)}") from None
     if not model.gated or model.head_dim % 2:
         raise ValueError(f"model: {model.name} has no gated MLP, or an odd head dim")
-    if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents):
-        raise ValueError("scores: whole scores need cp 1 and documents: false")
+    if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents or recipe.pool > 1):
+        raise ValueError("scores: whole scores need cp 1, no pool and documents: false")
     if recipe.scores == "whole" and recipe.kept == "attention":
         raise ValueError("kept: got 'attention', expected 'all' or 'input' with whole scores")
 

@@ -2,12 +2,14 @@
 
 A step takes ``sequences`` of ``seq_len`` tokens; each replica (DP) takes its share of them one
 after another (micro-batches), its ring (CP) the rows of each, its stages (PP) the layers. The loss
-is per token of the whole step.
+is per token of the whole step. A thread reads the rows of the next step, and deals them where the
+partition depends on them.
 """
 
 from __future__ import annotations
 
 import math
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -20,12 +22,13 @@ from torch.distributed.tensor import DTensor
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.call import whole
+from ringray.attention.deal import deal
 from ringray.attention.documents import boundaries
 from ringray.attention.sharding import local_positions
 from ringray.comm.ring import connect
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model
-from ringray.partition import padded_length
+from ringray.partition import BALANCED, Partitioning, padded_length
 from ringray.training.checkpoint import CheckpointError
 from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, Ints, RandomTokens, SequenceRows
 from ringray.training.mesh import Mesh
@@ -87,7 +90,9 @@ class Trainer:
         groups = [decaying, {"params": others, "weight_decay": 0.0}]
         fused = mesh.device == "cuda" or None  # one pass over memory in place of several
         self.optimizer = torch.optim.AdamW(groups, recipe.learning_rate, (0.9, 0.95), fused=fused)
-        self._positions = self._rows_of(recipe.seq_len)
+        self._place = mesh.place("cp")
+        self._reader = ThreadPoolExecutor(1, "rows")
+        self._ahead: dict[int, Future[list[SequenceRows]]] = {}  # by their first sequence
         self._schedule = self._pipeline() if stages > 1 else None
 
     def step(self) -> TrainingStep:
@@ -100,8 +105,7 @@ class Trainer:
         recipe, share = self.recipe, self.recipe.sequences // self.mesh.degrees.dp
         first, comm = self._first_sequence(), connect(None)
         with refusing(comm):
-            mine = first + self.mesh.place("dp") * share
-            rows = [self._read(mine + i) for i in range(share)]
+            rows = self._rows(first + self.mesh.place("dp") * share)
             pairs = sum(int((n * (n + 1) // 2).sum()) for n in (np.diff(row.ends) for row in rows))
             labelled = [float((row.labels != NO_LABEL).sum()) for row in rows]
             counts = torch.tensor([*labelled, pairs], dtype=torch.float64, device="cpu")
@@ -134,14 +138,15 @@ class Trainer:
         with refusing(comm):
             seq_len, size = tokens.shape[1], (len(tokens), len(places))
             likeliest_tokens = torch.zeros(size, dtype=torch.int64, device="cpu")
-            mine = self._rows_of(seq_len)
+            partition, mine = self._dealt(seq_len)
             which, row = np.nonzero(places[:, None] == mine)
             rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
             agree(comm, AgreedCall("answers", shape=tokens.shape, places=places, among=among))
         at_once = self.recipe.micro_batch
         for some, answers in zip(rows.split(at_once), likeliest_tokens.split(at_once), strict=True):
             with torch.no_grad():
-                logits = self.model(some.to(self.mesh.device), seq_len=seq_len)
+                where: dict[str, Any] = {"seq_len": seq_len, "partition": partition}
+                logits = self.model(some.to(self.mesh.device), **where)
             likeliest = logits[:, row, among.start : among.stop].argmax(-1).cpu()
             answers[:, which] = among.start + likeliest
         likeliest_tokens = likeliest_tokens.to(self.mesh.device)
@@ -182,7 +187,7 @@ class Trainer:
         """Computes loss and gradients of this rank's stage; every stage learns the loss."""
         assert self._schedule is not None
         where = self._where(rows[0])
-        if self.recipe.documents:
+        if "cu_seqlens" in where:
             where["cu_seqlens"] = boundaries([row.ends.tolist() for row in rows])
         inputs: tuple[Tensor, ...] = ()
         if self._first:
@@ -204,8 +209,7 @@ class Trainer:
     def _pipeline(self) -> Schedule1F1B:
         """Makes the stage of this rank and the schedule of its micro-batches."""
         degrees, recipe = self.mesh.degrees, self.recipe
-        rows = len(self._positions)
-        assert rows == padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
+        rows = padded_length(recipe.partition, recipe.seq_len, degrees.cp) // degrees.cp
         shape, dtype = (1, rows // degrees.tp, self.size.hidden), torch_dtype(recipe.dtype)
         stream = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         ids = torch.empty(1, rows, dtype=torch.int64, device="meta")
@@ -227,10 +231,43 @@ class Trainer:
         micros = recipe.sequences // degrees.dp
         return Schedule1F1B(stage, micros, loss_fn=weighted, scale_grads=False)
 
-    def _read(self, number: int) -> SequenceRows:
-        """Returns this rank's rows of a sequence; raises CorpusError for a token that the model
-        does not know. Files are looked at in part before."""
-        rows = self.corpus.rows(number, self.recipe.seq_len, self._positions)
+    def _rows(self, first: int) -> list[SequenceRows]:
+        """Returns this rank's rows of the step whose first sequence here is ``first``; those of the
+        next step are read meanwhile, whose errors are raised there."""
+        ahead = self._ahead.pop(first, None) or self._reader.submit(self._read_all, first)
+        rows, after = ahead.result(), first + self.recipe.sequences
+        self._ahead = {}
+        if self.done + 1 < self.recipe.steps:
+            self._ahead[after] = self._reader.submit(self._read_all, after)
+        return rows
+
+    def _read_all(self, first: int) -> list[SequenceRows]:
+        """Returns this rank's rows of the sequences of a step, those of a pool joined."""
+        share = self.recipe.sequences // self.mesh.degrees.dp
+        return [self._joined(first + i) for i in range(0, share, self.recipe.pool)]
+
+    def _joined(self, number: int) -> SequenceRows:
+        """Returns this rank's rows of a pool of sequences."""
+        seq_len, pool = self.recipe.seq_len, self.recipe.pool
+        ends = np.arange(pool + 1) * seq_len
+        if self.recipe.documents and isinstance(self.corpus, Corpus):
+            ends = self.corpus.ends(number, seq_len, pool)
+        partition, positions = self._dealt(pool * seq_len, ends)
+        # The last one has the padding of all.
+        which = np.minimum(positions // seq_len, pool - 1)
+        each = [
+            self._read(number + i, positions[which == i] - i * seq_len)
+            for i in np.unique(which).tolist()
+        ]
+        tokens, labels = (
+            np.concatenate([getattr(rows, name) for rows in each]) for name in ("tokens", "labels")
+        )
+        return SequenceRows(tokens, labels, ends, partition)
+
+    def _read(self, number: int, positions: Ints) -> SequenceRows:
+        """Returns rows of a sequence; raises CorpusError for a token that the model does not know.
+        Files are looked at in part before."""
+        rows = self.corpus.rows(number, self.recipe.seq_len, positions)
         low, high = int(rows.tokens.min()), max(int(rows.tokens.max()), int(rows.labels.max()))
         if low < 0 or high >= self.size.vocab:
             raise CorpusError(
@@ -239,19 +276,26 @@ class Trainer:
             )
         return rows
 
-    def _rows_of(self, seq_len: int) -> Ints:
-        """Returns the positions of this rank's rows."""
-        degrees, place = self.mesh.degrees, self.mesh.place("cp")
-        positions = local_positions(self.recipe.partition, seq_len, degrees.cp, place)
-        return cast("Ints", positions.numpy())
+    def _dealt(self, seq_len: int, ends: Ints | None = None) -> tuple[Partitioning, Ints]:
+        """Returns the partition of a sequence, and the positions of this rank's rows."""
+        partition: Partitioning = self.recipe.partition
+        ranks = self.mesh.degrees.cp
+        if partition == BALANCED:
+            partition = deal(seq_len, ranks, **self._documents(ends))
+        positions = local_positions(partition, seq_len, ranks, self._place)
+        return partition, cast("Ints", positions.numpy())
+
+    def _documents(self, ends: Ints | None) -> dict[str, Any]:
+        """Returns boundaries as arguments, where there are several documents."""
+        if ends is None or not (self.recipe.documents or self.recipe.pool > 1):
+            return {}
+        return {"cu_seqlens": torch.from_numpy(ends)}
 
     def _where(self, rows: SequenceRows) -> dict[str, Any]:
-        where: dict[str, Any] = {"seq_len": self.recipe.seq_len}
+        where: dict[str, Any] = {"seq_len": int(rows.ends[-1]), "partition": rows.partition}
         if self._last:
             where |= {"shards": self.mesh.shards.get_group(), "gradients": "mean"}
-        if self.recipe.documents:
-            where["cu_seqlens"] = torch.from_numpy(rows.ends)
-        return where
+        return where | self._documents(rows.ends)
 
     def _tensor(self, values: Any) -> Tensor:
         return torch.from_numpy(values)[None].to(self.mesh.device)

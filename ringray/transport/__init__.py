@@ -32,7 +32,7 @@ from ringray.transport import (
 )
 from ringray.transport.exchange import Exchange, Searched
 
-__all__ = ["DEFAULT", "TRANSPORTS", "Exchange", "Transport", "parse", "plan", "searched"]
+__all__ = ["DEALT", "DEFAULT", "TRANSPORTS", "Exchange", "Transport", "parse", "plan", "searched"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ TRANSPORTS: dict[str, Transport] = {
     }.items()
 }
 DEFAULT = "ring"
+DEALT = "direct"  # default where documents choose their ring
 
 
 class Named(NamedTuple):

@@ -133,7 +133,7 @@ def goes_on_behind_its_tokens(rank: int, size: int) -> None:
         assert read == [-(-2 * 4 * 126 // seq_len)]
 
 
-def _noting(read: list[int], number: int) -> None:
+def _noting(read: list[int], number: int, _: Any) -> None:
     read.append(number)
     raise StopIteration
 

@@ -21,6 +21,7 @@ from ringray.lab.trial.lengths import drawn
 from ringray.models import sizes
 from ringray.partition import NAMES, PARTITIONS
 from ringray.traffic import walk
+from ringray.training.recipe import POOLED
 from ringray.tuning import table as tuned
 
 _LENGTHS = 64  # that those of a reach are multiples of
@@ -38,7 +39,16 @@ AXES = tuple(
 )
 
 
-_TRAINED = ("model", "dp", "tp", "pp", "scores", "mlp_rows", "kept")  # of ``training``, swept
+_TRAINED = (
+    "model",
+    "dp",
+    "tp",
+    "pp",
+    "pool",
+    "scores",
+    "mlp_rows",
+    "kept",
+)  # of ``training``, swept
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
 
 
@@ -94,6 +104,10 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             chosen["window"] = (window.left, window.right)
         if spec.trial_kind.trains:
             chosen |= _sizes(spec, chosen["model"])
+            if chosen["pool"]:
+                unset = POOLED.keys() - spec.strategy.model_fields_set
+                chosen |= {name: POOLED[name] for name in unset}
+            chosen["pool"] = chosen["pool"] or None
         # A default and its value are one point, so both have one normal form.
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         if spec.trial_kind.decodes:

@@ -117,7 +117,7 @@ def _untrainable(kind: TrialKind, config: TrialConfig) -> Reason | None:
         return Reason(_SECTIONS.get(name, f"training.{name}"), text)
     try:
         for length in (config.training and config.training.examined) or ():
-            check(model, degrees, replace(recipe, seq_len=length))
+            check(model, degrees, replace(recipe, seq_len=length, pool=1))
     except ValueError as error:
         return Reason("training.examined", str(error).partition(": ")[2])
     return None

@@ -98,8 +98,8 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     both = cost_model.predict(ring, there)
     forward = cost_model.predict(ring.changed(direction="forward"), there)
     how = Training(
-        recipe.seq_len,
-        recipe.sequences,
+        recipe.seq_len * recipe.pool,
+        recipe.sequences // recipe.pool,
         recipe.dtype,
         recipe.kept,
         recipe.mlp_rows,
@@ -110,7 +110,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     )
     how = replace(how, fused=not on.shares_cores, exchanged=exchanged(ring))
     time = step(model, degrees, how, on, forward, both)
-    calls = model.layers * recipe.sequences // recipe.micro_batch * degrees.tp
+    calls = model.layers * how.sequences // how.micro_batch * degrees.tp
 
     def in_all(name: str) -> int:
         again = getattr(forward, name) * (recipe.kept == "input")

@@ -132,8 +132,9 @@ class Spec(Fields):
             measured["rank_memory"] = self.limits.rank_memory
         del measured["tracking"], measured["limits"], measured["cluster"]
         later = LATER.keys() & measured["problem"].keys()
-        for section, options in (("search", ("budget", "seed")), ("problem", later)):
-            for option in options:
+        added = {"search": ("budget", "seed"), "problem": later, "training": ("pool",)}
+        for section in added.keys() & measured.keys():
+            for option in added[section]:
                 if measured[section][option] is None or measured[section][option] is False:
                     del measured[section][option]
         for part in measured.values():

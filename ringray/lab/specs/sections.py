@@ -245,6 +245,9 @@ class TrainSection(Fields):
     """Ranks among which heads and MLP are split (tensor parallelism)."""
     pp: Annotated[Ints, Several(whole(1, 256))] = 1
     """Stages of layers (pipeline parallelism)."""
+    pool: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = False
+    """true: the ranks of dp are in the ring, too, and dp sequences are joined into one, whose
+    documents choose their ring; partition balanced and transport direct, where none are given."""
     rope_theta: Annotated[float, BASE] = 10000.0
     """Base of the rotary embedding: the slowest pair of a head of D turns by rope_theta**(2/D - 1)
     a token. Longer contexts want a larger one."""

@@ -131,6 +131,7 @@ class TrialTraining:
     dp: int | None = None
     tp: int | None = None
     pp: int | None = None
+    pool: bool | None = None  #: the ranks of dp are in the ring, and their sequences are joined
     rope_theta: float | None = None
     micro_batch: int | None = None  #: sequences of a replica at once
     scores: str | None = None
@@ -144,6 +145,11 @@ class TrialTraining:
     task: str | None = None  #: that it is examined in, instead of a corpus
     examined: tuple[int, ...] | None = None  #: lengths
     budget: int | None = None  #: bytes of a CPU rank's tensors, beyond which it has failed
+
+    @property
+    def joined(self) -> int:
+        """Sequences that a pool joins into one; 1 without."""
+        return (self.dp or 1) if self.pool else 1
 
 
 @dataclass(frozen=True)
@@ -217,7 +223,7 @@ class TrialConfig:
         of the transport."""
         tp, others = 1, 1
         if train := self.training:
-            tp, others = train.tp or 1, (train.dp or 1) * (train.pp or 1)
+            tp, others = train.tp or 1, (train.dp or 1) // train.joined * (train.pp or 1)
         ring = self.ring.size // (tp * others)
         with suppress(ValueError):  # it is left open
             heads, kv_heads = self.problem.heads // tp, self.problem.kv_heads // tp

@@ -24,6 +24,7 @@ def from_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
     sizes = {item.name for item in fields(Model)} & flat.keys()
     model = named(flat["model"], {name: flat[name] for name in sizes})
     others = Degrees(training.dp or 1, 1, training.tp or 1, training.pp or 1)
+    pool = training.joined
     ring, rest = divmod(config.ring.size, others.ranks)
     if rest:
         raise ValueError(
@@ -39,10 +40,11 @@ def from_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
         "steps": measure.repeats,
         "warmup": max(1, measure.repeats // 10),
         "documents": training.corpus is not None,
+        "pool": pool,
         "seed": measure.seed + measure.replica,
     }
     recipe = Recipe(**options)
-    return model, replace(others, cp=ring), recipe
+    return model, replace(others, dp=others.dp // pool, cp=ring * pool), recipe
 
 
 def settled(config: TrialConfig, place: Place) -> tuple[TrialConfig, str]:
@@ -67,7 +69,8 @@ def examination(config: TrialConfig) -> float:
 
 
 def ring_config(config: TrialConfig, degrees: Degrees) -> TrialConfig:
-    """Returns the attention of one layer and micro-batch on one of its rings."""
+    """Returns the attention of one layer and micro-batch on one of its rings, where each sequence
+    is a document."""
     training, problem = config.training, config.problem
     assert training is not None
     ring = config.changed(
@@ -78,4 +81,6 @@ def ring_config(config: TrialConfig, degrees: Degrees) -> TrialConfig:
         kv_heads=problem.kv_heads // degrees.tp,
         direction="forward+backward",
     )
+    if (pool := training.joined) > 1:
+        ring = ring.changed(seq_len=pool * problem.seq_len, documents=(problem.seq_len,) * pool)
     return replace(ring, training=None)
