@@ -57,9 +57,8 @@ def losses_are(
         assert got.tokens == want.tokens
 
 
-def answers_are_whole(degrees: Degrees, rank: int, size: int) -> None:
+def answers_are_whole(degrees: Degrees, recipe: Recipe, rank: int, size: int) -> None:
     """A mesh answers as a model that holds all rows, at any length."""
-    recipe = replace(RECIPE, documents=False)
     made = Trainer(TINY, meshes.make_mesh(degrees), recipe, RandomTokens(TINY.vocab))
     alone = dist.new_group([rank], use_local_synchronization=True)
     whole = Decoder(TINY, group=alone)

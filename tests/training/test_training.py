@@ -88,10 +88,10 @@ def test_a_mesh_computes_what_one_process_does(degrees: Degrees, alone: Any) -> 
         {"mlp_rows": 7, "loss_rows": None, "kept": "attention"},
     ]  # fmt: skip
     each = [partial(checks.gradients_are, degrees, option) for option in options]
-    each.append(partial(checks.answers_are_whole, degrees))
+    recipe = replace(checks.RECIPE, documents=False)
+    each.append(partial(checks.answers_are_whole, degrees, recipe))
     each.append(partial(checks.flops_are_of_visible_pairs, degrees))
     if degrees.tp == 1:
-        recipe = replace(checks.RECIPE, documents=False)
         at_once = replace(recipe, micro_batch=2)
         each.append(partial(checks.losses_are, alone(recipe, 3), degrees, at_once))
     on_ring(degrees.ranks, each)
