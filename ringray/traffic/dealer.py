@@ -35,7 +35,7 @@ _SPARED = (0.025, 0.01)  # of a rank's work, by which ranks may exceed it if tha
 _EVEN = 0.95  # balance from which the second of these is not tried
 _ROUNDS = 3  # of cutting
 _CROWDED = 0.15  # importance of rows received for other documents, beside that of uneven work
-_UNBROKEN = 0.002  # of a rank's work, that a part in one piece may differ from one in two pieces
+_UNBROKEN = 0.01  # of a rank's work, that a part in one piece may differ from one in two pieces
 
 
 class Item(NamedTuple):

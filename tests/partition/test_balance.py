@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
+import torch
 
+import ringray
+from ringray.attention.arguments import MOST_PROBLEMS
 from ringray.lab.trial import lengths
+from ringray.traffic import deal as deals
 from ringray.traffic.deal import deal
 from ringray.traffic.mask import Mask
 
@@ -58,3 +63,15 @@ def test_weights_share_the_work() -> None:
     shares = [work / sum(dealt.work) * sum(weights) for work in dealt.work]
     assert shares == pytest.approx(weights, rel=0.1)
     assert {sum(map(len, dealt.ranges(rank))) for rank in range(4)} == {16 * 1024}
+
+
+def test_new_batches_are_forgotten() -> None:
+    """Of 600 different batches as many deals remain as problems do."""
+    x = torch.zeros(1, 1, 32, 8)
+    for number in range(600):
+        cuts = sorted({1 + number % 31, 1 + number * 7 % 31, 1 + number * number % 31})
+        documents = (0, *cuts, *([32] * (1 + number // 31)))  # empty documents make batches differ
+        dealt = ringray.deal(32, 1, cu_seqlens=documents)
+        ringray.ring_attention(x, x, x, cu_seqlens=documents, partition=dealt, transport="direct")
+    gc.collect()
+    assert len(deals._DEALS) <= 2 * MOST_PROBLEMS
