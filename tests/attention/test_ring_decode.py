@@ -14,33 +14,34 @@ import torch.distributed as dist
 import ringray
 from ringray.attention import decode
 from ringray.comm.batch import METER
-from ringray.partition import PARTITIONS
+from ringray.partition import NAMES
 from ringray.traffic.tree import meetings
 from ringray_kernels import testing
 from tests.support.exhaustive import exhaustive
-from tests.support.ranks import SHORT, on_ring
+from tests.support.ranks import SHORT, dealt, on_ring
 
 
 def chunks_of_tokens(
-    dealt: int, chunks: tuple[int, ...], rank: int, size: int, *, batch: int = 2, heads: int = 4,
+    prefill: int, chunks: tuple[int, ...], rank: int, size: int, *, batch: int = 2, heads: int = 4,
     kv_heads: int = 2, head_dim: int = 16, partition: str = "zigzag", window: int | None = None,
     dtype: torch.dtype = torch.float32, scale: float | None = None, backend: str = "auto",
     value_dim: int | None = None, softcap: float | None = None, with_sinks: bool = False,
     global_tokens: int | None = None,
 ) -> None:  # fmt: skip
     """A prefill dealt by a partition, then chunks of new tokens: each is exact, on all ranks."""
-    length = dealt + sum(chunks)
+    length = prefill + sum(chunks)
     inputs = testing.make_inputs(batch, heads, kv_heads, length, head_dim, dtype, seed=length)
     q, k, v, _ = inputs
     if value_dim is not None:
         v = v.repeat(1, 1, 1, 3)[..., :value_dim].contiguous()
     scoring: dict[str, Any] = {"softcap": softcap, "sinks": q[0, :, 0, 0] if with_sinks else None}
-    if dealt:
+    if prefill:
+        rule = dealt(partition, prefill, cu_seqlens=(0, prefill // 3, prefill))
         shards = [
-            ringray.shard(x[:, :, :dealt], dim=2, partition=partition, pad_value=torch.nan)
+            ringray.shard(x[:, :, :prefill], dim=2, partition=rule, pad_value=torch.nan)
             for x in (k, v)
         ]
-        cache = ringray.ShardedKV.of_shards(*shards, capacity=length, partition=partition)
+        cache = ringray.ShardedKV.of_shards(*shards, capacity=length, partition=rule)
     else:
         cache = ringray.ShardedKV.empty(
             batch, kv_heads, head_dim, capacity=length, dtype=dtype, value_head_dim=value_dim
@@ -75,7 +76,7 @@ def chunks_of_tokens(
 def exact(rank: int, size: int) -> None:
     """Odd lengths, chunks of one and more tokens, shared heads, a window; more ranks than rows."""
     check = partial(chunks_of_tokens, rank=rank, size=size)
-    for partition in PARTITIONS:
+    for partition in NAMES:
         check(37, (1, 1, 5, 1), partition=partition)
     check(0, (1, 1, 7, 1, 3))
     check(1, (1,))
@@ -98,7 +99,7 @@ def random_problems(rank: int, size: int) -> None:
         chunks_of_tokens(
             draw.choice((0, 5, 300, 1201)), chunks, rank, size, batch=draw.choice((1, 2)),
             heads=kv_heads * draw.choice((1, 4)), kv_heads=kv_heads, head_dim=draw.choice((8, 40)),
-            partition=draw.choice(list(PARTITIONS)),
+            partition=draw.choice(NAMES),
             **draw.choice((
                 {}, {"window": 3}, {"window": 200, "global_tokens": 4},
                 {"window": 3, "global_tokens": 250},

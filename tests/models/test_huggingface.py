@@ -16,7 +16,7 @@ from tests.support.ranks import on_ring
 
 CHECKS = (
     checks.packed_by_row, checks.prefix, checks.checkpointing, checks.without_causality,
-    checks.dropout,
+    checks.dropout, checks.dealt,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import transformers
 from torch import Tensor
 
+import ringray
 import ringray.models.huggingface as hf
 from ringray.attention.decode import ring_decode
 from ringray.models.huggingface import attention
@@ -30,6 +31,7 @@ def right(rank: int, size: int) -> None:
     """Token by token, and score by score, what one process generates; shared heads, a window."""
     for family, length, partition in (
         ("llama", 17, "zigzag"), ("mistral", 30, "striped"), ("llama", 2, "zigzag"),
+        ("llama", 18, "balanced"), ("mistral", 30, ringray.deal(29, size)),
     ):  # fmt: skip
         ids = prompts(length)
         scores: dict[str, Any] = {"output_scores": True, "return_dict_in_generate": True}

@@ -21,8 +21,8 @@ from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 EVERY = (
-    checks.manager_is_exact, checks.backward_anywhere, checks.buffers_are_dealt,
-    checks.other_groups, checks.fsdp,
+    checks.manager_is_exact, checks.manager_is_dealt, checks.backward_anywhere,
+    checks.buffers_are_dealt, checks.other_groups, checks.fsdp,
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import transformers
@@ -81,7 +82,7 @@ def ring(model: nn.Module, **sharding: Any) -> dict[str, Tensor]:
     batch = hf.shard_batch(model, ids, labels=labels, **sharding)
     out = model(**batch)
     out.loss.backward()
-    partition = sharding.get("partition", "zigzag")
+    partition = batch["ring"].partition
     logits = ringray.unshard(out.logits.detach(), dim=1, partition=partition, seq_len=SEQ_LEN)
     sum_gradients(model)
     return {"logits": logits, "loss": ring_sum(out.loss)} | {
@@ -127,6 +128,24 @@ def packed_by_row(rank: int, size: int) -> None:
         got = ring(tiny("ringray"), **how)
         assert error(got["logits"], want) < 1e-5
         assert error(got["loss"], loss) < 1e-5
+
+
+def dealt(rank: int, size: int) -> None:
+    """A batch dealt by the adapter, or by its caller; a window of the model hides more."""
+    cu = torch.tensor(CUTS)
+    caller = ringray.deal(SEQ_LEN, size, cu_seqlens=cu)
+    positions = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(CUTS)])[None]
+    for family, partition in (("llama", "balanced"), ("llama", caller), ("mistral", caller)):
+        want = sdpa(tiny("sdpa", family), position_ids=positions)["logits"]
+        got = ring(tiny("ringray", family), cu_seqlens=cu, partition=partition)
+        assert error(got["logits"], want) < 1e-5, (family, partition)
+        kept = ring(tiny("ringray", family), cu_seqlens=cu)
+        for name, x in kept.items():
+            assert error(got[name], x) < 1e-4, (family, partition, name)
+    with pytest.raises(
+        ValueError, match=r"dealt for cu_seqlens \(0, 9, 30, 61\), but the call has"
+    ):
+        ring(tiny("ringray"), partition=caller)
 
 
 def prefix(rank: int, size: int) -> None:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ringray
 from ringray.comm.batch import METER
 from ringray.nn import keep_attention
-from ringray.partition import PARTITIONS
+from ringray.partition import BALANCED, NAMES
 from tests.support.decoder import (
     DOCUMENTS,
     HIDDEN,
@@ -32,7 +32,7 @@ from tests.support.decoder import (
     trainer_alone,
     twin_alone,
 )
-from tests.support.ranks import NAN
+from tests.support.ranks import NAN, dealt
 
 MODULES: tuple[dict[str, Any], ...] = (
     {},
@@ -50,7 +50,7 @@ def module_is_exact(rank: int, size: int) -> None:
     ]
     cases.append(({}, None, 64))
     for partition, (arguments, documents, seq_len) in zip(
-        itertools.cycle(PARTITIONS), cases, strict=False
+        itertools.cycle(NAMES), cases, strict=False
     ):
         torch.manual_seed(0)
         module = ringray.ContextParallelAttention(HIDDEN, 4, partition=partition, **arguments)
@@ -72,14 +72,16 @@ def _run(
     assert isinstance(module, ringray.ContextParallelAttention)
     rng = torch.Generator().manual_seed(2)
     x, dout = (torch.randn(2, seq_len, HIDDEN, generator=rng) for _ in range(2))
-    more: dict[str, Any] = {"dim": 1, "partition": module.partition, "group": group}
+    where: dict[str, Any] = {"cu_seqlens": None if documents is None else torch.tensor(documents)}
+    mask = {"causal": module.causal, "window": module.window, **where}
+    partition = dealt(module.partition, seq_len, group, **mask)
+    more: dict[str, Any] = {"dim": 1, "partition": partition, "group": group}
     mine = ringray.shard(x, pad_value=NAN, **more).requires_grad_()
     torch.manual_seed(3)  # dropout is the same on any ring
-    out = module(
-        mine,
-        seq_len=seq_len,
-        cu_seqlens=None if documents is None else torch.tensor(documents),
-    )
+    out = module(mine, seq_len=seq_len, **where)
+    if module.partition == BALANCED:  # the module deals as its caller does
+        torch.manual_seed(3)
+        assert torch.equal(module(mine, partition=partition, **where), out)
     out.backward(ringray.shard(dout, pad_value=NAN, **more))
     padding = ringray.shard(torch.zeros(1, seq_len), pad_value=1, **more)[0] == 1
     assert (out[:, padding] == 0).all()
@@ -98,9 +100,10 @@ def loss_is_global(rank: int, size: int) -> None:
     rng = torch.Generator().manual_seed(3)
     logits = torch.randn(2, SEQ_LEN, 19, generator=rng)
     labels = torch.randint(0, 19, (2, SEQ_LEN), generator=rng)
-    for turn, rows in enumerate((SEQ_LEN, 20, 1, 0)):
+    for turn, rows in enumerate((SEQ_LEN, 20, 1, 0, 30)):
         dtype = (torch.float32, torch.bfloat16)[turn // 2 % 2]
-        partition = ("contiguous", "striped")[turn % 2]
+        name = ("contiguous", "striped", "contiguous", "striped", BALANCED)[turn]
+        partition = dealt(name, SEQ_LEN, cu_seqlens=DOCUMENTS)
         chosen = labels.clone()
         chosen[:, rows:] = -100  # contiguous: some ranks keep nothing
         whole = logits.to(dtype).requires_grad_()

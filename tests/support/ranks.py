@@ -154,11 +154,13 @@ def _name(check: Check) -> str:
     return repr(check) if isinstance(check, partial) else getattr(check, "__name__", repr(check))
 
 
-def dealt(partition: str, seq_len: int, **mask: Any) -> Partitioning:
-    """The partition of this ring; balanced for a mask."""
+def dealt(
+    partition: str, seq_len: int, group: dist.ProcessGroup | None = None, **mask: Any
+) -> Partitioning:
+    """The partition of a ring; balanced for a mask."""
     if partition != BALANCED:
         return partition
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    ranks = dist.get_world_size(group) if dist.is_initialized() else 1
     return ringray.deal(seq_len, ranks, **mask)
 
 

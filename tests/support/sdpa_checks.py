@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
 import ringray
-from ringray.partition import PARTITIONS
+from ringray.partition import BALANCED, PARTITIONS
 from ringray_kernels import testing
 from tests.support.decoder import HIDDEN, SEQ_LEN, same_gradients, sum_gradients
 
@@ -108,6 +108,32 @@ def manager_is_exact(rank: int, size: int) -> None:
         got = ring_step(model, partition=partition, **where)
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
         same_gradients(model, plain)
+
+
+def manager_is_dealt(rank: int, size: int) -> None:
+    """The manager deals for a causal mask; any other is in what its caller gives."""
+    documents = torch.tensor([0, 5, 30, SEQ_LEN])
+    cases: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+        ({}, {"cu_seqlens": documents}), ({}, {"window": 7}),
+        ({"causal": False}, {"cu_seqlens": documents}),
+    )  # fmt: skip
+    for how, where in cases:
+        ranges = ringray.deal(SEQ_LEN, size, **how, **where)
+        listed = ringray.deal(SEQ_LEN, size, partition=ranges.indices(), **how, **where)
+        plain = PlainModel(**how)
+        want = plain_step(plain, where.get("cu_seqlens"), where.get("window"))
+        for partition in (ranges, listed, *([] if how else [BALANCED])):
+            model = PlainModel(**how)
+            got = ring_step(model, partition=partition, **where)
+            torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+            same_gradients(model, plain)
+    with pytest.raises(ValueError, match="dealt for causal True, but the call has False"):
+        ring_step(PlainModel(causal=False), partition=BALANCED)
+    with (
+        pytest.raises(ValueError, match="got 'balanced' without buffers and seq_len"),
+        ringray.context_parallel(partition=BALANCED),
+    ):
+        pass
 
 
 def _grads(model: nn.Module) -> list[Tensor]:

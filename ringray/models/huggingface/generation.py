@@ -53,7 +53,8 @@ def generate(
             give the logits of one process.
         input_ids: (B, S) integers without padding, S at least 2, the same on every rank.
         max_new_tokens: most tokens to generate; the cache has room for them.
-        group, partition, transport, backend: as in ``ringray.ring_attention``, for the prefill.
+        group, partition, transport, backend: as in ``ringray.ring_attention``, for the prefill, of
+            S - 1 tokens.
         options: of transformers' ``generate()``. Sampling needs the same seed on every rank.
 
     Raises:

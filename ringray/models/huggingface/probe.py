@@ -61,8 +61,7 @@ def check(model: nn.Module, ring: Ring, *, alone: bool = False) -> Forward:
         inner.forward_on_ring = forward
     last = ring.seq_len - 1 if ring.last_position is None else ring.last_position
     ranks = connect(ring.group).world_size
-    if isinstance(ring.partition, Dealt):  # of one batch: a model is tried on other tokens
-        ring = replace(ring, partition=DEFAULT)
+    ring = _undealt(ring)
     key = (inner.config.to_json_string(), ring.partition, ranks)
     if forward.key == key and last.bit_length() <= forward.magnitude:
         return forward
@@ -81,6 +80,11 @@ def check(model: nn.Module, ring: Ring, *, alone: bool = False) -> Forward:
         Probe(model, forward, ring, last).run()
     forward.key, forward.magnitude = key, last.bit_length()
     return forward
+
+
+def _undealt(ring: Ring) -> Ring:
+    """Returns a ring without the deal of one batch: a model is tried on other tokens."""
+    return replace(ring, partition=DEFAULT) if isinstance(ring.partition, Dealt) else ring
 
 
 @contextmanager
@@ -116,6 +120,7 @@ class Probe:
         self.model, self.forward, self.last = model, forward, last
         self.inner = forward.model
         self.comm = connect(ring.group)
+        ring = _undealt(ring)
         unit = padded_length(ring.partition, 1, self.comm.world_size)
         length = unit * max(3, 16 // unit + 1) - 1  # with padding, where there are several ranks
         self.ring = replace(
