@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 import ringray
+from ringray import partition as partitions
 from ringray.comm.ring import timeout_of
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import named
@@ -29,6 +30,7 @@ from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, RandomTokens
 from ringray.training.parallelize import parallelize
 from ringray.training.recipe import Degrees, Recipe
 from ringray.training.trainer import LossError, Trainer, TrainingStep
+from tests.support.ranks import dealt
 
 TINY = named("llama-tiny", {})
 TEXT = [Path(__file__).parents[2] / "docs" / name for name in ("design.md", "models.md")]
@@ -73,21 +75,32 @@ def answers_are_whole(degrees: Degrees, recipe: Recipe, rank: int, size: int) ->
 
 
 def gradients_are(degrees: Degrees, options: dict[str, Any], rank: int, size: int) -> None:
-    """Gradients of a decoder on a mesh are those of one process, odd lengths included."""
-    mesh, seq_len = meshes.make_mesh(degrees), 50
+    """Gradients of a decoder on a mesh are those of one process, odd lengths included, and so are
+    those of documents that are dealt."""
+    for partition in (partitions.DEFAULT, partitions.BALANCED):
+        _gradients_are(degrees, options, rank, partition)
+
+
+def _gradients_are(degrees: Degrees, options: dict[str, Any], rank: int, name: str) -> None:
+    mesh, seq_len = meshes.make_mesh(degrees), 51
+    cu_seqlens = None if name == partitions.DEFAULT else torch.tensor([0, 7, 40, 51])
+    partition = dealt(name, seq_len, mesh.ring, cu_seqlens=cu_seqlens)
     alone = dist.new_group([rank], use_local_synchronization=True)
     draw = torch.Generator().manual_seed(1)
     ids = torch.randint(0, TINY.vocab, (2 * degrees.dp, seq_len), generator=draw)
-    labels = next_token_labels(ids)
+    labels = next_token_labels(ids, cu_seqlens)
     whole = Decoder(TINY, group=alone, loss_rows=None)
-    want = whole(ids, labels=labels, shards=alone)
+    rows: dict[str, Any] = {"cu_seqlens": cu_seqlens, "partition": "contiguous"}
+    want = whole(ids, labels=labels, shards=alone, **rows)
     want.backward()
     made = Decoder(TINY, **options)
     parallelize(made, mesh)
     mine = slice(2 * mesh.place("dp"), 2 * mesh.place("dp") + 2)
-    x = ringray.shard(ids[mine], dim=1, group=mesh.ring)
-    y = ringray.shard(labels[mine], dim=1, group=mesh.ring, pad_value=-100)
-    loss = made(x, labels=y, shards=mesh.shards.get_group(), gradients="mean", seq_len=seq_len)
+    ring: dict[str, Any] = {"dim": 1, "group": mesh.ring, "partition": partition}
+    x = ringray.shard(ids[mine], **ring)
+    y = ringray.shard(labels[mine], pad_value=-100, **ring)
+    where = {**rows, "seq_len": seq_len, "partition": partition}
+    loss = made(x, labels=y, shards=mesh.shards.get_group(), gradients="mean", **where)
     loss.backward()
     assert loss.item() == pytest.approx(want.item(), rel=1e-6)
     wanted = dict(whole.named_parameters())
@@ -95,7 +108,7 @@ def gradients_are(degrees: Degrees, options: dict[str, Any], rank: int, size: in
         grad, true = weight.grad.full_tensor(), wanted[name].grad
         assert (grad - true).norm() <= 1e-5 * true.norm(), name
     with torch.no_grad():  # and logits without labels
-        assert made(x, seq_len=seq_len).shape == (*x.shape, TINY.vocab)
+        assert made(x, **where).shape == (*x.shape, TINY.vocab)
 
 
 def saves(folder: Path, at: int, degrees: Degrees, rank: int, size: int) -> None:
