@@ -18,6 +18,7 @@ from torch.library import opcheck
 
 import ringray
 from ringray.attention.call import DEFAULTS
+from ringray.attention.deal import spoken
 from ringray.attention.tensor_arguments import TensorArguments
 from ringray_kernels import testing
 from tests.support import compile_checks as checks
@@ -34,6 +35,7 @@ def nothing_compiled() -> None:
 
 CHECKS = (
     checks.modes, checks.whole_steps, checks.ddp, checks.fsdp, checks.huggingface, checks.models,
+    checks.deals,
 )  # fmt: skip
 
 
@@ -97,19 +99,21 @@ def test_the_operator_is_well_formed(arguments: dict[str, Any]) -> None:
 
 
 def test_the_other_operators_are_well_formed() -> None:
-    x = torch.randn(2, 7, 3, requires_grad=True)
+    x, rule = torch.randn(2, 7, 3, requires_grad=True), ("zigzag", None)
     ops = torch.ops.ringray
-    opcheck(ops.unshard.default, (ringray.shard(x, dim=1), 1, "zigzag", None, 1, 7, "sum", True))
+    opcheck(ops.unshard.default, (ringray.shard(x, dim=1), 1, *rule, None, 1, 7, "sum", True))
     call = torch.tensor(0)
-    opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), call, 1, "zigzag", None, 1, True))
-    opcheck(ops.positions.default, ("striped", 8, 2, 1))
+    opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), call, 1, *rule, None, 1, True))
+    opcheck(ops.positions.default, ("striped", None, 8, 2, 1))
+    dealt = spoken(ringray.deal(8, 2, cu_seqlens=[0, 3, 8]))
+    opcheck(ops.positions.default, (*dealt, 8, 2, 1))
     opcheck(ops.on_host.default, (torch.tensor([0, 3, 8]),))
     own = torch.tensor(3.0, requires_grad=True)
     labels = torch.ones(2, dtype=torch.int64)
     asked = (None, 1, "sharded_cross_entropy", 4, "torch.float32", -100, "sum")
     opcheck(ops.global_mean.default, (own, torch.tensor(4), labels, *asked))
     cpu = torch.device("cpu")
-    opcheck(ops.rotation.default, (torch.tensor([0, 3, 7]), "zigzag", 8, 1, 0, 7, 16, 1e4, cpu))
+    opcheck(ops.rotation.default, (torch.tensor([0, 3, 7]), *rule, 8, 1, 0, 7, 16, 1e4, cpu))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +167,7 @@ def test_blocks_are_seen() -> None:
 
 def test_a_graph_of_another_ring_is_refused() -> None:
     q, k, v, _ = problem()
-    rest = (*[None] * 6, None, 2, *DEFAULTS.values(), None)
+    rest = (*[None] * len(TensorArguments._fields), None, None, 2, *DEFAULTS.values(), None)
     with pytest.raises(ValueError, match="group: compiled for a ring of 2, but it now has 1"):
         torch.ops.ringray.attention(q, k, v, False, None, *rest)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -157,6 +159,53 @@ def whole_steps(rank: int, size: int) -> None:
             (loss + logits.square().mean()).backward()
             found.append([loss, logits, *gradients(model).values()])
         same_bits(*found, (documents, checkpointed))
+
+
+def _dealt_call(x: Tensor, cu: Tensor, deal: ringray.Deal, *, named: bool = False) -> list[Tensor]:
+    """Attention of rows that are dealt, put together; ``named``: the call deals once more."""
+    q, k, v = ringray.shard(x, dim=2, partition=deal).unflatten(1, (3, -1)).unbind(1)
+    lse: Tensor
+    out, lse = ringray.ring_attention(
+        q, k, v, cu_seqlens=cu, partition="balanced" if named else deal, transport="direct",
+        seq_len=x.shape[2], return_lse=True,
+    )  # fmt: skip
+    return [ringray.unshard(out, dim=2, partition=deal), lse]
+
+
+def _dealt_step(model: nn.Module, text: Tensor, cu: Tensor, deal: ringray.Deal) -> list[Tensor]:
+    """A step of a decoder on rows that are dealt."""
+    rows = ringray.shard(text, dim=1, partition=deal)
+    labels = ringray.shard(text, dim=1, partition=deal, pad_value=-100)
+    logits = model(rows, cu_seqlens=cu, partition=deal)
+    loss = ringray.sharded_cross_entropy(logits, labels)
+    return [loss, ringray.unshard(logits, dim=1, partition=deal)]
+
+
+def deals(rank: int, size: int) -> None:
+    """Six batches, each with a deal of its own, another number of documents and other boundaries:
+    the bits of eager code, and nothing is compiled after the second."""
+    draw = random.Random(0)
+    cuts = [sorted(draw.sample(range(1, SEQ_LEN), count)) for count in (1, 3, 2, 5, 1, 4)]
+    batches = [(0, *cut, SEQ_LEN) for cut in cuts]
+    model, rows = Decoder(), torch.randn(1, 6, SEQ_LEN, 16, requires_grad=True)
+    words = Text().ids
+    for of_model, function in (
+        (False, _dealt_call), (False, partial(_dealt_call, named=True)), (True, _dealt_step),
+    ):  # fmt: skip
+        run, graphs = compiled(function), []
+        for cu in batches:
+            bounds, deal = torch.tensor(cu), ringray.deal(SEQ_LEN, size, cu_seqlens=cu)
+            both = []
+            for each in (function, run):
+                leaves = [*model.parameters()] if of_model else [rows]
+                inputs = (model, words) if of_model else (rows,)
+                results = each(*inputs, bounds, deal)
+                whole = sum(x.square().mean() for x in results)
+                both.append([*results, *torch.autograd.grad(whole, leaves)])
+            same_bits(*both, (function, cu))
+            graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+        assert graphs[-1] == graphs[1], (function, graphs)
+        assert graphs[0] > 0
 
 
 def ddp(rank: int, size: int) -> None:
