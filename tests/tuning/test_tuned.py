@@ -275,7 +275,7 @@ def test_the_op_deals_for_a_tuned_balanced_and_keeps_what_is_dealt() -> None:
         ring_size=1, seq_len=60, documents=True, threads=torch.get_num_threads(), **shape
     ).partition
     assert name == BALANCED
-    with pytest.raises(ValueError, match=r"got .balanced. alone, expected"):
+    with pytest.raises(ValueError, match=r"got .balanced. alone, expected ringray"):
         ringray.local_positions(name, 60, 2, 0)
 
 

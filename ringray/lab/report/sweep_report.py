@@ -14,7 +14,7 @@ from typing import Any
 
 from ringray.base import units
 from ringray.base.redaction import hidden
-from ringray.lab.report import page, verdict, words
+from ringray.lab.report import by_rank, page, verdict, words
 from ringray.lab.report.figures import charts
 from ringray.lab.report.figures.data import points
 from ringray.lab.report.tables import results_columns, when
@@ -46,6 +46,7 @@ def parts(sweep: SweepRow, trials: Sequence[TrialRow]) -> list[page.Section]:
         "What was asked": list(_asked(sweep, trials)),
         "Answer": list(_answer(sweep, trials)),
         "Figures": list(_pictures(sweep, trials)),
+        "Shares of ranks": [table] if (table := by_rank.table(trials)) else [],
         "All trials": [_trials(trials)],
         "Faults": list(_faults(trials)),
         "Environment": [page.Facts(_facts(sweep.environment))],

@@ -1,0 +1,51 @@
+"""Shares of ranks in the report: the work of documents and the rows that they make ranks send."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ringray.lab.report import by_rank
+from ringray.lab.trial.outcome import TrialRow
+from tests.support.report_rows import outcome, planned, row
+
+PACKED = """\
+version: 1
+name: shares
+kind: latency
+ring: {size: 2}
+problem: {seq_len: 100, heads: 2, dtype: [float32, bfloat16], documents: {lengths: [60, 30, 10]}}
+strategy: {partition: [contiguous, balanced], transport: [ring, direct]}
+"""
+
+
+def rows(text: str) -> list[TrialRow]:
+    return [row(trial, outcome()) for trial in planned(text).trials]
+
+
+def test_each_geometry_has_the_work_and_the_rows_of_its_ranks() -> None:
+    measured = rows(PACKED)
+    table = by_rank.table(measured)
+    assert table is not None
+    assert table.heads[:2] == ["partition", "transport"]
+    lines = {tuple(line[:2]): [cell.value for cell in line[2:]] for line in table.rows}  # type: ignore[union-attr]
+    assert len(table.rows) == len(lines) == 4, "both dtypes share a geometry"
+    # The second rank has 10 queries of the first document, which see 50 keys elsewhere.
+    first, second = 50 * 51 // 2, 10 * 50 + 10 * 11 // 2 + 30 * 31 // 2 + 10 * 11 // 2
+    mean = (first + second) / 2
+    assert lines["contiguous", "ring"] == [second, mean, first, mean / first, 25.0, 50.0]
+    least, same, most, balance, received, busiest = lines["balanced", "direct"]
+    assert (same, balance) == (mean, mean / most)
+    assert least >= second
+    assert most <= first
+    assert 0 < received <= busiest < 50
+
+
+def test_what_was_not_measured_or_cannot_be_read_has_no_line() -> None:
+    measured = rows(PACKED)
+    assert by_rank.table(rows(PACKED.replace(", documents: {lengths: [60, 30, 10]}", ""))) is None
+    assert by_rank.table([replace(one, status="pruned") for one in measured]) is None
+    for change in (
+        {"partition": "auto"}, {"other": 1}, {"documents": [3]}, {"ring_size": 1000},
+    ):  # fmt: skip
+        changed = [replace(one, config=one.config | change) for one in measured]
+        assert by_rank.table(changed) is None, change
