@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
+from statistics import mean
 
 from ringray import partition, transport
 from ringray.base import units
@@ -23,10 +25,21 @@ _BATCH = 4 << 20  # tokens of a step, as `advise` takes them
 _MASKS = {
     "causal": "",
     "window of 4k": "window: 4096",
-    "16 documents": "documents: 16",
+    "packed documents": "documents: {lengths: lengths/prolong512k.csv}",
     "chunks of 8k": "chunk: 8192",
     "full": "causal: false",
 }
+_TABLES = ("prolong512k", "magi")
+_FLEETS = (("h100:8", 8), ("h100:4x8", 32))
+_BATCHES = 8
+_DEALS = (
+    ("contiguous", "ring"),
+    ("zigzag", "ring"),
+    ("zigzag", "hybrid:8"),
+    ("balanced", "ring"),
+    ("balanced", "direct"),
+    ("balanced", "hybrid:8"),
+)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -59,12 +72,31 @@ def _fastest(name: str, tokens: int, fleet: str) -> str:
 
 def by_partition() -> str:
     """Writes how the partitions compare under each mask."""
-    names = ", ".join(partition.PARTITIONS)
+    names = ", ".join(partition.NAMES)
     rows = []
     for title, mask in _MASKS.items():
         costs = _planned(f"seq_len: 128k, {mask}", f"partition: [{names}]", "h100:8")
         rows.append([title, *_compared(costs.values())])
-    return table(["mask", *(f"`{name}`" for name in partition.PARTITIONS)], rows)
+    return table(["mask", *(f"`{name}`" for name in partition.NAMES)], rows)
+
+
+def by_deal() -> str:
+    """Writes how partitions and transports compare on drawn documents, in the mean of batches."""
+    rows = []
+    for name, (fleet, ranks) in itertools.product(_TABLES, _FLEETS):
+        batches = (f"{{lengths: lengths/{name}.csv, seed: {seed}}}" for seed in range(_BATCHES))
+        problem = f"seq_len: {ranks << 14}, documents: [{', '.join(batches)}]"
+        cells = []
+        for deal, transport_name in _DEALS:
+            strategy = f"partition: {deal}, transport: '{transport_name}'"
+            costs = _planned(problem, strategy, fleet, ranks).values()
+            ms, sent, balance = (
+                mean(getattr(cost, of) for cost in costs)
+                for of in ("time_ms", "sent_bytes", "balance")
+            )
+            cells.append(f"{ms:.3g} ms<br>{units.memory(sent)}, balance {balance:.2f}")
+        rows.append([f"{name} on `{fleet}`", *cells])
+    return table(["documents", *(f"`{deal}`, `{name}`" for deal, name in _DEALS)], rows)
 
 
 def by_transport() -> str:
@@ -120,6 +152,7 @@ def _time(cost: Cost) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "degrees": degrees,
     "partitions by mask": by_partition,
+    "drawn documents": by_deal,
     "transports by length": by_transport,
     "walks back by heads": by_walk,
 }
