@@ -13,13 +13,14 @@ from ringray.base.errors import UserError, unknown
 from ringray.lab.cli.options import STORE, Option, Output, options, write
 from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration
-from ringray.lab.predict.advise import Proposal, TrainingRequest
+from ringray.lab.predict.advise import Pooled, Proposal, TrainingRequest
 from ringray.lab.predict.fitting import fitted, past_trials
 from ringray.lab.predict.transformer import RankMemory
 from ringray.lab.report import tables, words
 from ringray.lab.specs import model as specs
 from ringray.lab.specs import sections
 from ringray.lab.specs.fields import Mismatch, tokens
+from ringray.lab.trial import lengths
 from ringray.models import sizes
 from ringray_kernels.dtypes import DTYPES
 
@@ -55,6 +56,7 @@ def _batch(text: str) -> tuple[int, bool]:
     Option("--batch", metavar="N", type=_batch, help="tokens of a step, or sequences (4M)"),
     Option("--dtype", default="bfloat16", help="bf16 (default), fp16, fp32"),
     Option("--nics", metavar="N", type=_count, help="network ports of a node"),
+    Option("--lengths", metavar="F", help="compare with one pool on documents of this table"),
     Option("--top", metavar="N", type=_count, help="proposals to show (3)"),
     STORE,
     Output("--json", metavar="F", help="write JSON to F; - is stdout"),
@@ -70,6 +72,10 @@ def advise(arguments: argparse.Namespace) -> int:
     else:
         proposals = advice.advise(request, arguments.top or _TOP)
         answer, shown = _fastest(request, proposals)
+        if arguments.lengths:
+            pooled = advice.pooled(request, proposals[0], lengths.read(arguments.lengths))
+            answer["pool"] = pooled._asdict()
+            shown.append(_pool(arguments.lengths, proposals[0], pooled))
         if arguments.spec:
             write("--spec", arguments.spec, spec(request, proposals[0]))
     if arguments.json:
@@ -104,7 +110,7 @@ def _request(arguments: argparse.Namespace) -> TrainingRequest:
         on = replace(on, hardware=on.hardware.model_copy(update={"outer": outer}))
     if (arguments.context is None) != arguments.max_context:
         raise UserError("--context: expected the tokens of a sequence, or else --max-context")
-    for name in ("batch", "top", "spec"):
+    for name in ("batch", "top", "spec", "lengths"):
         if arguments.max_context and getattr(arguments, name) is not None:
             raise UserError(f"--{name}: expected beside --context, not --max-context")
     context = arguments.context or advice.LONGEST
@@ -177,6 +183,18 @@ def _fastest(
         f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(proposals[0].memory)}"
     )
     return answer, [before, _table(rows), after]
+
+
+def _pool(file: str, best: Proposal, pooled: Pooled) -> str:
+    """Writes how one pool of ranks compares with the rings of the best proposal."""
+    degrees, strategy = best.degrees, best.config.strategy
+    rings, pool = (units.digits(ms, " ms") for ms in (pooled.rings, pooled.pool))
+    return (
+        f"Packed documents of {file}: attention of a layer takes {rings} in rings of DP "
+        f"{degrees.dp} x CP {degrees.cp} ({strategy.partition}, {strategy.transport}), {pool} in "
+        f"one pool of {pooled.ranks} (balanced, {pooled.transport}): "
+        f"{pooled.pool / pooled.rings:.2f} x"
+    )
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

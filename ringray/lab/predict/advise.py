@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from statistics import mean
 from typing import Any, NamedTuple
 
 from ringray import partition, transport
@@ -22,6 +23,7 @@ from ringray.lab.predict import cost_model, rates, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Direction, Fleet
 from ringray.lab.predict.transformer import RankMemory, StepTime, Training
+from ringray.lab.trial import lengths
 from ringray.lab.trial.config import TrialConfig
 from ringray.models.sizes import Model
 from ringray.traffic.walk import BACKWARDS
@@ -34,6 +36,8 @@ _FEW = 8  # ranks of a ring that holds as much per rank as a larger one
 _UNIT = 64  # rows of a rank: lengths that --max-context tries
 _GAIN = 0.005  # of the step; if less is lost, nothing is gained by other transports and walks
 _MATTERS = 0.1  # of the step, from which a loss limits it
+_BATCHES = 4  # drawn from a table of lengths
+_LARGEST_POOL = 512  # ranks: the tables of a larger one take long
 _SPLIT = ("heads", "kv_heads", "intermediate")  # of a model, by TP
 # What layers keep, and rows of the MLP at once: the fastest first.
 _WAYS: list[dict[str, Any]] = [{"kept": some} for some in transformer.KEPT]
@@ -289,6 +293,49 @@ def _too_large(request: TrainingRequest) -> UserError:
         + ", ".join(f"{name} {units.memory(value)}" for name, value in parts.items())
         + f"); what helps: {helps}"
     )
+
+
+class Pooled(NamedTuple):
+    """Time (ms) of the attention of a layer, both passes, in the mean of batches in which each
+    replica packs a sequence. ``rings``: of the slowest replica's ring; ``pool``: of one ring of all
+    replicas, whose documents are dealt and sent with ``transport``."""
+
+    ranks: int
+    rings: float
+    pool: float
+    transport: str
+
+
+def pooled(request: TrainingRequest, best: Proposal, table: lengths.Table) -> Pooled:
+    """Compares the rings of a proposal with one pool of their ranks, on documents drawn from a
+    table.
+
+    Raises:
+        UserError: the documents or the ranks are too many.
+    """
+    dp, config = best.degrees.dp, best.config.changed(backward=BACKWARDS[0])
+    together = replace(best.degrees, dp=1, cp=dp * best.degrees.cp)
+    if together.cp > _LARGEST_POOL:
+        raise UserError(f"--lengths: got {together.cp} ranks of DP x CP, at most {_LARGEST_POOL}")
+    batches = [
+        [lengths.drawn(table, request.context, dp * batch + replica) for replica in range(dp)]
+        for batch in range(_BATCHES)
+    ]
+
+    def ms(degrees: Degrees, config: TrialConfig, documents: tuple[int, ...]) -> float:
+        return request.cost(degrees, config.changed(documents=documents)).time_ms
+
+    rings = mean(max(ms(best.degrees, config, docs) for docs in batch) for batch in batches)
+    whole = config.changed(
+        ring_size=together.cp, seq_len=dp * request.context, partition=partition.BALANCED
+    )
+    pools = {}
+    for name in ("direct", config.strategy.transport):
+        with suppress(ValueError):  # it does not fit the larger ring
+            one = whole.changed(transport=name)
+            pools[name] = mean(ms(together, one, sum(batch, ())) for batch in batches)
+    fastest = min(pools, key=pools.__getitem__)
+    return Pooled(together.cp, rings, pools[fastest], fastest)
 
 
 class ContextLimit(NamedTuple):

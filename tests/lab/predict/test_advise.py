@@ -17,6 +17,7 @@ from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import Training
 from ringray.lab.specs import model as spec
+from ringray.lab.trial.lengths import drawn
 from ringray.models.decoder import Decoder
 from ringray.models.sizes import Model, named
 from ringray.training.recipe import Degrees
@@ -105,6 +106,33 @@ def test_memory_that_no_layout_has() -> None:
         advise.max_context(big)
 
 
+def test_one_pool_is_compared_with_the_slowest_of_the_rings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(advise, "_BATCHES", 2)
+    table = ((500, 4000, 4), (9000, 30000, 1))
+    asked = training_request(1 << 15, 4, "h100:8", dp=2, tp=1, pp=1)
+    best = advise.advise(asked, 1)[0]
+    result = advise.pooled(asked, best, table)
+    ring = best.config.changed(backward="planned")
+    pool = ring.changed(ring_size=8, seq_len=1 << 16, partition="balanced")
+    slowest, together = [], {"direct": [], best.config.strategy.transport: []}
+    for seeds in ((0, 1), (2, 3)):
+        batch = [drawn(table, 1 << 15, seed) for seed in seeds]
+        costs = [asked.cost(best.degrees, ring.changed(documents=one)) for one in batch]
+        slowest.append(max(cost.time_ms for cost in costs))
+        for name, times in together.items():
+            packed = pool.changed(documents=batch[0] + batch[1], transport=name)
+            times.append(asked.cost(Degrees(1, 8), packed).time_ms)
+    assert result.rings == pytest.approx(sum(slowest) / 2)
+    assert result.pool == pytest.approx(min(sum(times) / 2 for times in together.values()))
+    assert result.pool == pytest.approx(sum(together[result.transport]) / 2)
+    assert result.ranks == 8
+    monkeypatch.setattr(advise, "_LARGEST_POOL", 7)
+    with pytest.raises(UserError, match="--lengths: got 8 ranks of DP x CP, at most 7"):
+        advise.pooled(asked, best, table)
+
+
 # The command line
 
 
@@ -131,6 +159,23 @@ def test_answer_json_and_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert str(plan.build(spec.load(asked)).on).startswith("h100:")
 
 
+def test_a_table_of_lengths_is_answered_with_the_pool(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text("shortest,longest,documents\n100,9000,1\n")
+    line = ["advise", "8b", "--on", "h100:8", "--context", "16k", "--dp", "2", "--cp", "4"]
+    line += ["--lengths", str(tmp_path / "t.csv")]
+    assert cli.main(line) == 0
+    printed = capsys.readouterr().out
+    assert "attention of a layer takes " in printed
+    assert " in rings of DP 2 x CP 4 (zigzag, " in printed
+    assert cli.main([*line, "--json", "-"]) == 0
+    pool = json.loads(capsys.readouterr().out)["pool"]
+    assert pool["ranks"] == 8
+    assert f"in one pool of 8 (balanced, {pool['transport']}): " in printed
+    assert f"{pool['pool'] / pool['rings']:.2f} x" in printed
+
+
 def test_max_context(capsys: pytest.CaptureFixture[str]) -> None:
     line = ["advise", "13b", "--max-context", "--on", "h100:8", "--json", "-"]
     assert cli.main(line) == 0
@@ -148,6 +193,8 @@ def test_max_context(capsys: pytest.CaptureFixture[str]) -> None:
         (["8b", "--context", "1M", "--on", "h100:8", "--dtype", "fp8"], "--dtype: got 'fp8'"),
         (["8b", "--context", "100M", "--on", "h100:8"], "more than can be used"),
         (["8b", "--max-context", "--on", "h100:8", "--batch", "2"], "--batch: expected beside"),
+        (["8b", "--max-context", "--on", "h100:8", "--lengths", "x"], "--lengths: expected beside"),
+        (["8b", "--context", "8k", "--on", "h100:8", "--lengths", "x"], "x: no such file"),
         (["--layers", "2", "--context", "1M", "--on", "h100:8"], "--hidden"),
     ],
 )
