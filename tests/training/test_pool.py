@@ -36,8 +36,9 @@ def test_documents_run_over_the_edges_of_sequences() -> None:
 
 @pytest.mark.exhaustive
 def test_losses_stay_those_of_dp_and_cp_for_100_steps(tmp_path: Path) -> None:
-    pool.write(tmp_path, 400)
-    on_ring(4, [partial(pool.losses_are_alike, tmp_path, 100, tmp_path)])
+    (corpus := tmp_path / "corpus").mkdir()
+    pool.write(corpus, 400)
+    on_ring(4, [partial(pool.losses_are_alike, corpus, 100, tmp_path)])
     for pooled in (2, 4):
         print(f"pool of {pooled}: {(tmp_path / f'{pooled}.txt').read_text()}")
 

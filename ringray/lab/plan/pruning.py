@@ -16,7 +16,6 @@ from ringray.lab.kinds.baselines import BASELINES, DEFAULT
 from ringray.lab.predict.cost_model import choose_walks
 from ringray.lab.trial import training
 from ringray.lab.trial.config import LATER, TrialConfig, TrialProblem
-from ringray.partition import BALANCED, PARTITIONS
 from ringray.traffic import walk
 from ringray.training.recipe import check
 from ringray_kernels.backends import BLOCKS, GPU_ONLY, INTERPRETED, on_device
@@ -104,11 +103,6 @@ def _untrainable(kind: TrialKind, config: TrialConfig) -> Reason | None:
         return None
     if reason := _fixed(config, _TRAINS, "a decoder trains without it"):
         return reason
-    if config.strategy.partition == BALANCED:
-        text = (
-            f"got {BALANCED}, expected one of {', '.join(PARTITIONS)}: it is dealt for one mask, "
-        )
-        return Reason("strategy.partition", text + "and each batch of a training has another")
     try:
         model, degrees, recipe = training.from_config(config)
         check(model, degrees, recipe)

@@ -61,9 +61,38 @@ def test_a_plan_counts_steps_of_the_whole_model() -> None:
     assert 2e9 < trial.predicted.peak_memory_bytes < 80e9
 
 
+def test_a_pool_has_the_ranks_and_sequences_of_its_replicas() -> None:
+    text = spec(size=4, train=", dp: [2, 4], pool: [false, true]")
+    made = build(parse(text)).runnable
+    assert len(made) == 4
+    for trial, cost in ((trial, trial.predicted) for trial in made):
+        config = trial.config
+        _, degrees, recipe = from_config(config)
+        dp, strategy = config.training.dp, config.strategy
+        if config.training.pool:
+            assert (degrees, recipe.pool) == (Degrees(cp=4), dp)
+            assert (strategy.partition, strategy.transport) == ("balanced", "direct")
+        else:
+            assert (degrees, recipe.pool) == (Degrees(dp, 4 // dp), 1)
+            assert (strategy.partition, strategy.transport) == ("zigzag", "ring")
+        # Sequences of equal length share ranks as they do in rings of their own.
+        (twin,) = (t for t in made if t.config.training.dp == dp and t is not trial)
+        assert cost.flops == twin.predicted.flops
+        assert cost.peak_memory_bytes == pytest.approx(twin.predicted.peak_memory_bytes, rel=0.05)
+        assert (cost.sent_bytes == 0) == (dp == 4)
+        assert config.inner == twin.config.inner == 1
+    asked = build(parse(text + "strategy: {partition: striped, transport: 'hybrid:2'}")).trials
+    assert {trial.config.strategy.partition for trial in asked} == {"striped"}
+    assert [trial.config.inner for trial in asked] == [2, 2, 1, 2]
+    assert parse(spec()).digest == parse(spec(train=", pool: false")).digest
+    assert "pool" not in build(parse(spec())).trials[0].config.as_dict()
+
+
 @pytest.mark.parametrize(
     ("changes", "field", "says"),
     [
+        ({"train": ", dp: 2, pool: true, micro_batch: 2"}, "training.micro_batch", "or a pool"),
+        ({"size": 4, "train": ", dp: 2, pp: 2, pool: true"}, "training.pp", "with a pool"),
         ({"size": 3, "train": ", dp: 2"}, "ring.size", "multiple of dp x tp x pp = 2"),
         ({"size": 4, "train": ", tp: 4"}, "training.tp", "expected a divisor of kv_heads = 2"),
         ({"size": 4, "more": "strategy: {transport: ulysses}"}, "strategy.transport", "4"),
@@ -217,6 +246,23 @@ def test_losses_memory_and_traffic_are_as_planned(place: Place) -> None:
         assert row.metrics["gradient_norm"] > 0
     assert place.run("run", place.spec(text), "--json", lines).code == 0
     assert len(place.lines(lines)) == 4, "nothing is measured again"
+
+
+@pytest.mark.exhaustive
+def test_a_pool_sends_what_is_planned(place: Place) -> None:
+    """Random tokens, whose sequences are the documents, and a task, which is examined."""
+    for kind in ("train", "retrieval"):
+        text = spec(size=4, train=", dp: 2, pool: [false, true]").replace(
+            "kind: train", f"kind: {kind}"
+        )
+        done = place.run("run", place.spec(text.replace("tiny-train", kind)), "--no-tracking")
+        assert done.code == 0, done.out + done.err
+        apart, pool = place.trials(kind)
+        assert pool.samples["loss"] == pytest.approx(apart.samples["loss"], rel=1e-4)
+        assert pool.metrics["sent_bytes"] == pool.predicted["sent_bytes"] > 0
+        assert pool.metrics["peak_memory_bytes"] == pytest.approx(
+            pool.predicted["peak_memory_bytes"], rel=0.25
+        )
 
 
 @pytest.mark.chaos
