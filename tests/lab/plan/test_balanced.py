@@ -51,11 +51,12 @@ def test_each_point_is_dealt_for_its_own_mask() -> None:
     assert made.trials[3].predicted != made.trials[5].predicted
 
 
-def test_trainings_have_no_mask_to_deal_for() -> None:
-    text = spec("train", "seq_len: 64, batch: 1", size=2).partition("measure")[0]
-    with pytest.raises(SpecError, match="each batch of a training has another") as caught:
-        plan.build(parse(text))
-    assert caught.value.field == "strategy.partition"
+def test_trainings_deal_each_batch() -> None:
+    """Stages take the same rows in each micro-batch, so a pipeline does not."""
+    text = spec("train", "seq_len: 64, batch: 2", size=2).partition("measure")[0]
+    assert len(plan.build(parse(text)).runnable) == 1
+    with pytest.raises(SpecError, match="deal each micro-batch anew"):
+        plan.build(parse(text + "training: {pp: 2}\n"))
 
 
 @pytest.mark.parametrize(
