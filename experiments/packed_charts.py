@@ -48,7 +48,10 @@ NODE = 8
 HEADS, KV_HEADS, HEAD_DIM, EMBEDDING = 64, 8, 128, 1024
 PAIR_FLOPS: dict[Direction, int] = {"forward": 4, "backward": 10}  # times heads and head dim
 
-OURS: tuple[Strategy, ...] = (("zigzag", "ring"), ("contiguous", "ring"), ("zigzag", "hybrid:8"))
+OURS: tuple[Strategy, ...] = (
+    ("zigzag", "ring"), ("contiguous", "ring"), ("zigzag", "hybrid:8"), ("balanced", "direct"),
+    ("balanced", "hybrid:8"),
+)  # fmt: skip
 
 # TFLOP/s a GPU, bars of assets/magi_attn/exp/distributed/h100 measured in pixels.
 CAUSAL: Charts = {
