@@ -13,7 +13,7 @@ of 16,384 tokens whose documents (the first draws) give ``zigzag`` a balance of 
 one document; the slowest rank counts.
 
 ``batches``: one process deals and plans new boundaries for a ring of two, and calls the op on its
-part. All print JSON.
+part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
 import multiprocessing
 import random
 import statistics
@@ -49,6 +48,14 @@ ROWS, DRAWS = 16_384, 20
 PARTITIONS = ("contiguous", "zigzag", "striped", "zigzag-token", "balanced")
 UNEVEN = 0.6  # most balance of zigzag in measured pairs
 HEADS, KV_HEADS, HEAD_DIM = 2, 1, 64
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    """Prints rows of the same columns as a table."""
+    cells = [[*rows[0]], *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for line in cells:
+        print("  ".join(x.ljust(width) for x, width in zip(line, widths, strict=True)).rstrip())
 
 
 def boundaries(sizes: Sequence[int]) -> tuple[int, ...]:
@@ -93,9 +100,10 @@ def dealing() -> list[dict[str, Any]]:
                     "least_balance": round(float(balance.min()), 3),
                     "most_received": round(float(most.mean()), 2),
                     "mean_received": round(float(mean.mean()), 2),
+                    "plan_ms": "", "longest_plan": "",
                 })  # fmt: skip
             table_rows[-1]["plan_ms"] = round(statistics.median(milliseconds), 1)
-            table_rows[-1]["longest_plan_ms"] = round(max(milliseconds), 1)
+            table_rows[-1]["longest_plan"] = round(max(milliseconds), 1)
     return table_rows
 
 
@@ -166,7 +174,7 @@ def one_rank(rank: int, ranks: int, folder: str, turns: int) -> None:
         })  # fmt: skip
     dist.destroy_process_group()
     if rank == 0:
-        print(json.dumps(results, indent=1))
+        show(results)
 
 
 def measured(ranks: int, turns: int) -> None:
@@ -219,7 +227,7 @@ def main() -> None:
         measured(options.ranks, options.turns)
     else:
         result = dealing() if options.what == "deal" else batches(options.count)
-        print(json.dumps(result, indent=1))
+        show(result)
 
 
 if __name__ == "__main__":
