@@ -106,12 +106,13 @@ def test_memory_that_no_layout_has() -> None:
         advise.max_context(big)
 
 
+@pytest.mark.parametrize("fleet", ["h100:8", "cpu:8"])
 def test_one_pool_is_compared_with_the_slowest_of_the_rings(
-    monkeypatch: pytest.MonkeyPatch,
+    fleet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(advise, "_BATCHES", 2)
     table = ((500, 4000, 4), (9000, 30000, 1))
-    asked = training_request(1 << 15, 4, "h100:8", dp=2, tp=1, pp=1)
+    asked = training_request(1 << 15, 4, fleet, dp=2, tp=1, pp=1)
     best = advise.advise(asked, 1)[0]
     result = advise.pooled(asked, best, table)
     ring = best.config.changed(backward="planned")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ringray.lab.report import by_rank
-from ringray.lab.trial.outcome import TrialRow
+import pytest
+
+from ringray.lab.report import by_rank, sweep_report
+from ringray.lab.trial.outcome import SweepRow, TrialRow
 from tests.support.report_rows import outcome, planned, row
 
 PACKED = """\
@@ -49,3 +51,12 @@ def test_what_was_not_measured_or_cannot_be_read_has_no_line() -> None:
     ):  # fmt: skip
         changed = [replace(one, config=one.config | change) for one in measured]
         assert by_rank.table(changed) is None, change
+
+
+def test_the_report_has_them_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep_report, "charts", lambda rows: ())
+    sweep = SweepRow("ab" * 32, "shares", "latency", {}, "", {}, "complete", 0.0, 0.0, 8, {"ok": 8})
+    titles = [part.title for part in sweep_report.parts(sweep, rows(PACKED))]
+    assert titles.index("Shares of ranks") == titles.index("All trials") - 1
+    alone = rows(PACKED.replace(", documents: {lengths: [60, 30, 10]}", ""))
+    assert "Shares of ranks" not in [part.title for part in sweep_report.parts(sweep, alone)]
