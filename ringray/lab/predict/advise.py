@@ -330,7 +330,7 @@ def pooled(request: TrainingRequest, best: Proposal, table: lengths.Table) -> Po
         ring_size=together.cp, seq_len=dp * request.context, partition=partition.BALANCED
     )
     pools = {}
-    for name in ("direct", config.strategy.transport):
+    for name in (transport.DEALT, config.strategy.transport):
         with suppress(ValueError):  # it does not fit the larger ring
             one = whole.changed(transport=name)
             pools[name] = mean(ms(together, one, sum(batch, ())) for batch in batches)
