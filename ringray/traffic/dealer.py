@@ -103,7 +103,8 @@ class _Work:
             parts = [np.arange(b, b + n, mask.chunk) for b, n in zip(bounds, size, strict=False)]
             bounds = np.append(np.concatenate(parts), padded)
         edges = np.union1d(bounds, np.arange(0, padded, self.tile))
-        self._edges, self._before = edges, visible_before(mask, edges)
+        # np.interp copies edges of another type at each call.
+        self._edges, self._before = edges.astype(np.float64), visible_before(mask, edges)
         short = min(_SHORT, max(1, rows // 16))
         self.items = [
             Item(begin, stop, float(self.before(stop) - self.before(begin)))
