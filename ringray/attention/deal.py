@@ -93,7 +93,7 @@ def spoken(partition: Partitioning) -> tuple[str, Tensor | None]:
         return partition, None  # type: ignore[return-value]  # the operator refuses what it is not
     if partition.rule in PARTITIONS:
         return partition.rule, None
-    return BALANCED, torch.as_tensor(partition.token)
+    return BALANCED, torch.as_tensor(partition.token, dtype=torch.int64, device="cpu")
 
 
 def heard(name: str, token: Tensor | None) -> Partitioning:
