@@ -59,7 +59,7 @@ class Share(NamedTuple):
     work: float
 
 
-class Piece(NamedTuple):
+class DealtPiece(NamedTuple):
     """Neighbouring positions of one rank."""
 
     begin: int
@@ -67,11 +67,11 @@ class Piece(NamedTuple):
     rank: int
 
 
-def deal(mask: Mask, padded: int, weights: Sequence[float]) -> list[Piece]:
+def deal(mask: Mask, padded: int, weights: Sequence[float]) -> list[DealtPiece]:
     """Returns the pieces of all ranks, in the order of positions. ``padded``: positions, a multiple
     of the number of ranks. ``weights``: of each rank, its speed."""
     rows = padded // len(weights)
-    work, tables = _Work(mask, padded, rows), list[_Table]()
+    work, tables = _QueryWork(mask, padded, rows), list[_Table]()
     for spared in _SPARED:
         tables.append(_Table(work, rows, np.array(weights, np.float64), spared))
         tables[-1].deal()
@@ -79,7 +79,7 @@ def deal(mask: Mask, padded: int, weights: Sequence[float]) -> list[Piece]:
             break
     table = min(tables, key=lambda table: table.longest)
     pieces = sorted(table.whole + [piece for pieces in table.cuts.values() for piece in pieces])
-    joined: list[Piece] = []
+    joined: list[DealtPiece] = []
     for piece in pieces:
         if joined and (joined[-1].stop, joined[-1].rank) == (piece.begin, piece.rank):
             joined[-1] = joined[-1]._replace(stop=piece.stop)
@@ -88,7 +88,7 @@ def deal(mask: Mask, padded: int, weights: Sequence[float]) -> list[Piece]:
     return joined
 
 
-class _Work:
+class _QueryWork:
     """The work of any positions, by their queries, and the items that they form.
 
     It is counted at the edges of tiles and documents; within a tile it grows evenly.
@@ -132,7 +132,7 @@ def _bundled(bounds: list[int], most: int) -> list[tuple[int, int]]:
 class _Table:
     """All items, the densest first, and what every rank has of them so far."""
 
-    def __init__(self, work: _Work, rows: int, weights: Floats, spared: float) -> None:
+    def __init__(self, work: _QueryWork, rows: int, weights: Floats, spared: float) -> None:
         self.work, self._spared = work, spared
         self.items = sorted(work.items, key=lambda item: (-item.work / item.rows, item.begin))
         ranks = len(weights)
@@ -145,9 +145,9 @@ class _Table:
         later = np.append(works[::-1].cumsum()[::-1][1:], 0.0)
         later_rows = np.append(sizes[::-1].cumsum()[::-1][1:], 1)
         self._later = np.minimum(later / later_rows, _filling(sizes, works, rows, ranks))
-        self.whole: list[Piece] = []
+        self.whole: list[DealtPiece] = []
         self.shares: dict[Item, list[Share]] = {}
-        self.cuts: dict[Item, list[Piece]] = {}
+        self.cuts: dict[Item, list[DealtPiece]] = {}
 
     @property
     def longest(self) -> float:
@@ -173,7 +173,7 @@ class _Table:
             # The rank whose room has to be filled with the densest rows.
             lacking = (target[ranks] - load[ranks]) / room[ranks]
             rank = int(ranks[lacking.argmax()])
-            self.whole.append(Piece(item.begin, item.stop, rank))
+            self.whole.append(DealtPiece(item.begin, item.stop, rank))
             room[rank] -= item.rows
             load[rank] += item.work
             return
@@ -228,12 +228,12 @@ class _Table:
                 for share in self.shares[item]:
                     self._load[share.rank] += share.work
 
-    def _peeled(self, item: Item, shares: list[Share]) -> tuple[list[Piece], list[Share]]:
+    def _peeled(self, item: Item, shares: list[Share]) -> tuple[list[DealtPiece], list[Share]]:
         """Returns the pieces of an item, and the shares with the work that these have."""
         before, low, high = self.work.before, item.begin, item.stop
         rest = sum(share.work for share in shares)
         mean = rest / item.rows
-        pieces: list[Piece] = []
+        pieces: list[DealtPiece] = []
         done: list[Share] = []
 
         def outermost(share: Share) -> float:
@@ -257,11 +257,11 @@ class _Table:
             broken = (late > 0) & (early > 0)
             error = abs(work - wanted) + _UNBROKEN * wanted * broken
             best = int(error.argmin())
-            pieces.append(Piece(low, low + int(early[best]), share.rank))
-            pieces.append(Piece(high - int(late[best]), high, share.rank))
+            pieces.append(DealtPiece(low, low + int(early[best]), share.rank))
+            pieces.append(DealtPiece(high - int(late[best]), high, share.rank))
             done.append(share._replace(work=float(work[best])))
             low, high = pieces[-2].stop, pieces[-1].begin
-        pieces.append(Piece(low, high, last.rank))
+        pieces.append(DealtPiece(low, high, last.rank))
         done.append(last._replace(work=float(before(high) - before(low))))
         return [piece for piece in pieces if piece.begin < piece.stop], done
 

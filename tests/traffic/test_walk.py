@@ -90,7 +90,7 @@ def test_global_tokens_travel_apart_from_windows(
 
 
 def span(rows: Rows) -> set[int]:
-    return set(range(rows.start, rows.stop))
+    return {row for part in rows.parts for row in range(part.start, part.stop)}
 
 
 def hull(rows: set[int]) -> set[int]:
@@ -98,9 +98,10 @@ def hull(rows: set[int]) -> set[int]:
 
 
 def needs(
-    layout: Layout, mask: Mask, travelling: geometry.Travelling
+    layout: Layout, mask: Mask, travelling: geometry.Travelling, moved: Traffic
 ) -> dict[tuple[int, int], set[int]]:
-    """(visiting rank, owner) -> hulls of the parts of the owner's rows that it computes with."""
+    """(visiting rank, owner) -> hulls of the parts of the owner's rows that it computes with; the
+    rows themselves where these are sent."""
     table, cuts = seen(mask, layout.padded), geometry.cuts(layout, mask, travelling)
     dealt = [
         np.sort(np.concatenate([list(r) for r in layout.ranges(i)])) for i in range(layout.ranks)
@@ -114,6 +115,9 @@ def needs(
                 rows = table[np.ix_(dealt[owner], dealt[visitor])].any(1)
             ends, whole = np.searchsorted(dealt[owner], cuts[:, owner]), visitor == owner
             parts = [(0, layout.rows)] if whole else itertools.pairwise(ends)
+            if moved.runs is not None and not whole:
+                found[visitor, owner] = set(np.flatnonzero(rows).tolist())
+                continue
             hulls = [
                 hull(set((first + np.flatnonzero(rows[first:stop])).tolist()))
                 for first, stop in parts
@@ -199,13 +203,13 @@ class Execution:
         else:
             what = self.sums[rank].pop(key)
             outside = np.ones(self.shard, bool)
-            outside[m.rows.start : m.rows.stop] = False
+            outside[sorted(span(m.rows))] = False
             assert not what[:, outside].any(), "the message holds all that was summed"
         self._under_way.setdefault(m.due, []).append((rank, m, what))
 
     def _sum(self, rank: int, visit: script.Visit) -> None:
         mine = np.zeros((len(self.scripts), self.shard), int)
-        mine[rank, visit.need.start : visit.need.stop] = 1
+        mine[rank, sorted(span(visit.need))] = 1
         if visit.owner == rank:
             self.home[rank] += mine
         elif visit.sums:
@@ -230,7 +234,7 @@ def execute(
 ) -> Execution:  # fmt: skip
     """Executes a pass; checks that every rank met the rows that it needs, and counts messages."""
     done = Execution(moved, which, layout, kept or [{} for _ in range(layout.ranks)])
-    for (visitor, owner), rows in needs(layout, mask, travelling).items():
+    for (visitor, owner), rows in needs(layout, mask, travelling, moved).items():
         assert done.met.get((visitor, owner), set()) == rows, (visitor, owner)
     counted = moved.sent(which)
     assert {type(number) for number in counted} == {int}, "the store takes plain integers"
@@ -255,7 +259,7 @@ def check(
     there = execute(walks.forward, "forward", layout, mask, "keys")
     kept = [held_last(one) for one in there.scripts]
     done = execute(walks.backward, "backward", layout, mask, walks.travelling, kept)
-    required = needs(layout, mask, walks.travelling)
+    required = needs(layout, mask, walks.travelling, walks.backward)
     for owner in range(layout.ranks):
         for rank in range(layout.ranks):
             expected = np.zeros(layout.rows, int)
@@ -313,7 +317,7 @@ def test_direct_sends_only_needed_rows_to_two_ranks_at_a_time(
         ("forward", walks.forward, "keys"), ("backward", walks.backward, walks.travelling),
     )  # fmt: skip
     for which, moved, travelling in ways:
-        rows = needs(layout, problem[3], travelling)
+        rows = needs(layout, problem[3], travelling, moved)
         others = sum(len(rows[pair]) for pair in rows if pair[0] != pair[1])
         sent = moved.sent(which)
         kept = which == "backward" and back == "reverse"
