@@ -11,7 +11,8 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ringray.partition import PARTITIONS, padded_length
+from ringray.partition import BALANCED, NAMES, Partitioning, get, padded_length
+from ringray.traffic.deal import deal
 from ringray.traffic.mask import Mask
 
 
@@ -37,16 +38,16 @@ def seen(mask: Mask, padded: int) -> NDArray[np.bool_]:
     return table
 
 
-def rows(name: str, padded: int, ranks: int) -> list[NDArray[np.int64]]:
+def rows(name: Partitioning, padded: int, ranks: int) -> list[NDArray[np.int64]]:
     """Each rank's positions, in the order of its rows."""
     return [
-        np.array(sorted(itertools.chain(*PARTITIONS[name].ranges(padded, ranks, rank))), np.int64)
+        np.array(sorted(itertools.chain(*get(name).ranges(padded, ranks, rank))), np.int64)
         for rank in range(ranks)
     ]
 
 
 def blocks(
-    name: str, padded: int, ranks: int, mask: Mask
+    name: Partitioning, padded: int, ranks: int, mask: Mask
 ) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
     """(query rank, key rank, which of its rows each query row sees) for all pairs of ranks."""
     table, dealt = seen(mask, padded), rows(name, padded, ranks)
@@ -82,12 +83,15 @@ def masks(seq_len: int) -> list[Mask]:
 
 
 @st.composite
-def problems(draw: st.DrawFn, longest: int = 40, most: int = 6) -> tuple[str, int, int, Mask]:
-    """(partition, padded length, ranks, mask)."""
-    name = draw(st.sampled_from(sorted(PARTITIONS)))
+def problems(
+    draw: st.DrawFn, longest: int = 40, most: int = 6
+) -> tuple[Partitioning, int, int, Mask]:
+    """(partition, padded length, ranks, mask); a partition of its own is dealt for the mask."""
+    name = draw(st.sampled_from(sorted(NAMES)))
     ranks = draw(st.integers(1, most))
-    seq_len = draw(st.integers(1, longest))
-    return name, padded_length(name, seq_len, ranks), ranks, draw(any_mask(seq_len))
+    mask = draw(any_mask(draw(st.integers(1, longest))))
+    rule = deal(mask, ranks) if name == BALANCED else name
+    return rule, padded_length(rule, mask.seq_len, ranks), ranks, mask
 
 
 @st.composite

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from ringray.lab.predict import cost_model, hardware
-from ringray.partition import PARTITIONS, padded_length
+from ringray.partition import PARTITIONS, Partitioning, padded_length
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask, uneven_boundaries
@@ -39,7 +39,7 @@ def whole(found: geometry.Pairs, at: tuple[int, int]) -> tuple[int, int] | None:
     return (some[0][0], some[-1][1]) if some else None
 
 
-def check(name: str, padded: int, ranks: int, mask: Mask) -> None:
+def check(name: Partitioning, padded: int, ranks: int, mask: Mask) -> None:
     layout = Layout(name, padded, ranks)
     counted, cuts = geometry.pairs(layout, mask), geometry.cuts(layout, mask, "keys")
     dealt = rows(name, padded, ranks)
@@ -73,13 +73,15 @@ def test_small_sizes_exhaustively(case: tuple[str, int]) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(problems())
-def test_any_problem(problem: tuple[str, int, int, Mask]) -> None:
+def test_any_problem(problem: tuple[Partitioning, int, int, Mask]) -> None:
     check(*problem)
 
 
 @settings(deadline=None, max_examples=100)
 @given(problems())
-def test_queries_that_travel_are_those_that_see_a_key(problem: tuple[str, int, int, Mask]) -> None:
+def test_queries_that_travel_are_those_that_see_a_key(
+    problem: tuple[Partitioning, int, int, Mask],
+) -> None:
     name, padded, ranks, mask = problem
     counted = geometry.pairs(Layout(name, padded, ranks), mask, "queries")
     for query, key, block in blocks(name, padded, ranks, mask):
@@ -143,7 +145,7 @@ def test_masks_that_mean_nothing(mask: dict[str, object]) -> None:
 @settings(deadline=None, max_examples=50)
 @given(problems(), st.lists(st.lists(st.integers(0, 40), max_size=4), min_size=1, max_size=3))
 def test_documents_of_each_batch_row(
-    problem: tuple[str, int, int, Mask], cuts: list[list[int]]
+    problem: tuple[Partitioning, int, int, Mask], cuts: list[list[int]]
 ) -> None:
     """Visible pairs of all rows together, and the hull of what any of them needs."""
     name, padded, ranks, mask = problem

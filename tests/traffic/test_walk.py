@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringray import transport
-from ringray.partition import PARTITIONS, padded_length
+from ringray.partition import PARTITIONS, Partitioning, padded_length
 from ringray.traffic import geometry, hulls, script, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.hulls import Traffic
@@ -29,7 +29,13 @@ RING = "ring"
 
 
 def chosen(
-    name: str, padded: int, ranks: int, mask: Mask, *, by: str = RING, back: Backward = "planned"
+    name: Partitioning,
+    padded: int,
+    ranks: int,
+    mask: Mask,
+    *,
+    by: str = RING,
+    back: Backward = "planned",
 ) -> Walks:
     """The walks of a transport. Heads are as many as fit any of them."""
     exchange = transport.plan(by, ranks, 2 * ranks, 2 * ranks)
@@ -251,7 +257,7 @@ def held_last(one: Script) -> dict[Key, set[int]]:
 
 
 def check(
-    name: str, padded: int, ranks: int, mask: Mask, by: str, back: Backward = "planned"
+    name: Partitioning, padded: int, ranks: int, mask: Mask, by: str, back: Backward = "planned"
 ) -> None:
     walks = chosen(name, padded, ranks, mask, by=by, back=back)
     exchange = transport.plan(by, ranks, 2 * ranks, 2 * ranks)
@@ -298,7 +304,7 @@ def test_all_transports_are_walked() -> None:
 
 @settings(deadline=None, max_examples=75)
 @given(problems(most=8), st.sampled_from(EVERY), st.sampled_from(walk.BACKWARDS))
-def test_any_walk(problem: tuple[str, int, int, Mask], by: str, back: Backward) -> None:
+def test_any_walk(problem: tuple[Partitioning, int, int, Mask], by: str, back: Backward) -> None:
     if by == "allgather":
         back = "planned"
     try:
@@ -310,7 +316,7 @@ def test_any_walk(problem: tuple[str, int, int, Mask], by: str, back: Backward) 
 @settings(deadline=None, max_examples=75)
 @given(problems(most=8), st.sampled_from(walk.BACKWARDS))
 def test_direct_sends_only_needed_rows_to_two_ranks_at_a_time(
-    problem: tuple[str, int, int, Mask], back: Backward
+    problem: tuple[Partitioning, int, int, Mask], back: Backward
 ) -> None:
     walks, layout = chosen(*problem, by="direct", back=back), Layout(*problem[:3])
     ways: tuple[tuple[hulls.Pass, Traffic, geometry.Travelling], ...] = (
@@ -367,7 +373,7 @@ def test_the_query_side_sends_less_for_many_kv_heads() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(problems())
-def test_the_cheapest_route_is_taken(problem: tuple[str, int, int, Mask]) -> None:
+def test_the_cheapest_route_is_taken(problem: tuple[Partitioning, int, int, Mask]) -> None:
     name, padded, ranks, mask = problem
     routes = transport.plan("ring", ranks, 1, 1).routes
     both = [
