@@ -105,10 +105,10 @@ def _gradients(made: Trainer) -> tuple[float, dict[str, Tensor]]:
 
 def a_step_in_double_is_alike(folder: Path, rank: int, size: int) -> None:
     """Loss and every gradient, of packed documents, sequences of a corpus as documents, random
-    tokens and a task."""
+    tokens with padding behind them, and a task."""
     cases: list[tuple[Source, dict[str, Any]]] = [
         (InOrder([folder]), {}), (Corpus(TEXT), {"documents": False}),
-        (RandomTokens(TINY.vocab), {}), (Retrieval(), {}),
+        (RandomTokens(TINY.vocab), {"seq_len": 125}), (Retrieval(), {}),
     ]  # fmt: skip
     with in_double():
         for source, changes in cases:
