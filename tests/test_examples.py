@@ -156,7 +156,13 @@ def page(name: str, least: int, rank: int, size: int) -> None:
 
 
 # Pages, and the blocks that they have at least.
-RUN = [("models.md", 8), ("coming-from.md", 4), ("training.md", 1), ("ten-minutes.md", 1)]
+RUN = [
+    ("models.md", 8),
+    ("coming-from.md", 4),
+    ("training.md", 1),
+    ("ten-minutes.md", 1),
+    ("packed.md", 1),
+]
 
 
 @pytest.mark.parametrize(("name", "least"), RUN)
