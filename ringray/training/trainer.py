@@ -138,15 +138,14 @@ class Trainer:
         with refusing(comm):
             seq_len, size = tokens.shape[1], (len(tokens), len(places))
             likeliest_tokens = torch.zeros(size, dtype=torch.int64, device="cpu")
-            partition, mine = self._dealt(seq_len)
+            _, mine = self._dealt(seq_len)
             which, row = np.nonzero(places[:, None] == mine)
             rows = torch.from_numpy(tokens[:, np.minimum(mine, seq_len - 1)])
             agree(comm, AgreedCall("answers", shape=tokens.shape, places=places, among=among))
         at_once = self.recipe.micro_batch
         for some, answers in zip(rows.split(at_once), likeliest_tokens.split(at_once), strict=True):
             with torch.no_grad():
-                where: dict[str, Any] = {"seq_len": seq_len, "partition": partition}
-                logits = self.model(some.to(self.mesh.device), **where)
+                logits = self.model(some.to(self.mesh.device), seq_len=seq_len)
             likeliest = logits[:, row, among.start : among.stop].argmax(-1).cpu()
             answers[:, which] = among.start + likeliest
         likeliest_tokens = likeliest_tokens.to(self.mesh.device)

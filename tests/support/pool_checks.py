@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ringray.attention.agreement import RefusedError
+from ringray.attention.sharding import local_positions
 from ringray.nn import attention
 from ringray.partition import BALANCED
 from ringray.training import mesh as meshes
 from ringray.training.checkpoint import Checkpoints
-from ringray.training.corpus import Corpus, CorpusError, Ints, RandomTokens, SequenceRows
+from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, Ints, RandomTokens, SequenceRows
 from ringray.training.recipe import Degrees, Recipe
 from ringray.training.tasks import Retrieval, Task
 from ringray.training.trainer import Trainer
@@ -120,14 +121,22 @@ def a_step_in_double_is_alike(folder: Path, rank: int, size: int) -> None:
                 assert (made[name] - true).norm() <= 1e-12 * true.norm(), (name, changes)
 
 
-def documents_run_over_the_edges_of_sequences(rank: int, size: int) -> None:
-    """A pool of two sequences is one of twice the length; its documents have their FLOPs."""
-    twice = trainer(Corpus(TEXT), Degrees(cp=size), seq_len=2 * SEQ_LEN, sequences=2)
-    pool = trainer(Corpus(TEXT), Degrees(cp=size), pool=2)
+def documents_run_over_the_edges_of_sequences(folder: Path, rank: int, size: int) -> None:
+    """A pool of two sequences is one of twice the length, its documents have their FLOPs; and it
+    begins with any sequence."""
+    corpus, length = Corpus([folder]), 2 * SEQ_LEN
+    twice = trainer(corpus, Degrees(cp=size), seq_len=length, sequences=2)
+    pool = trainer(corpus, Degrees(cp=size), pool=2)
     for _ in range(2):
         want, made = twice.step(), pool.step()
         assert made.loss == pytest.approx(want.loss, rel=2e-5)
         assert (made.flops, made.tokens) == (want.flops, want.tokens)
+    rows = pool._joined(3)
+    assert rows.partition is not None
+    following = 1 + local_positions(rows.partition, length, size, rank).numpy()
+    last, inner = rows.labels == NO_LABEL, following < length
+    assert (last == np.isin(following, rows.ends))[inner].all()
+    assert len(rows.ends) > 2
 
 
 def goes_on_on_other_ranks(folder: Path, rank: int, size: int) -> None:

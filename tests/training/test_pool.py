@@ -30,8 +30,9 @@ def test_a_pool_trains_as_dp_and_cp_do(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_documents_run_over_the_edges_of_sequences() -> None:
-    on_ring(2, [pool.documents_run_over_the_edges_of_sequences])
+def test_documents_run_over_the_edges_of_sequences(tmp_path: Path) -> None:
+    pool.write(tmp_path, 16)
+    on_ring(2, [partial(pool.documents_run_over_the_edges_of_sequences, tmp_path)])
 
 
 @pytest.mark.exhaustive
