@@ -28,13 +28,13 @@ from ringray.traffic.mask import Mask
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-TILE = 128  # rows; cuts within documents are multiples of the kernels' tiles
+TILE = 128  # rows of the kernels; shares of documents are multiples where the room allows
 _SHORT = 1024  # rows of documents, and of neighbouring ones together, that are placed by room alone
 _WHOLE = 0.03  # of a rank's work, by which a document that stays whole may exceed it
 _SPARED = (0.025, 0.01)  # of a rank's work, by which ranks may exceed it if that spares another
 _EVEN = 0.95  # balance from which the second of these is not tried
 _ROUNDS = 3  # of cutting
-_CROWDED = 0.15  # importance of rows received for other documents, beside that of uneven work
+_CROWDED = 0.6  # importance of rows received for other documents, beside that of uneven work
 _UNBROKEN = 0.01  # of a rank's work, that a part in one piece may differ from one in two pieces
 
 
@@ -198,12 +198,13 @@ class _Table:
         if need > 0:  # the last rank takes what the others leave
             parts[-1] = max(parts[-1] - max(parts.sum() - need, 0.0), 0.0)
         parts /= parts.sum()
-        room = self._room[ranks]
-        dealt = np.minimum((parts * item.rows).astype(np.int64), room)
-        # Rows that are missing, by rounding or for want of room, go where most room is.
+        room, tile = self._room[ranks], self.work.tile
+        dealt = np.minimum((parts * item.rows).astype(np.int64), room) // tile * tile
+        # Rows that are missing, by rounding or for want of room, go where most room is: in tiles,
+        # and what is less than a tile to one rank.
         missing = item.rows - int(dealt.sum())
-        for place in np.argsort(dealt - room, kind="stable"):
-            extra = min(missing, int(room[place] - dealt[place]))
+        for unit, place in itertools.product((tile, 1), np.argsort(dealt - room, kind="stable")):
+            extra = min(missing, int(room[place] - dealt[place])) // unit * unit
             dealt[place] += extra
             missing -= extra
         return [
@@ -245,7 +246,7 @@ class _Table:
 
         *first, last = sorted(shares, key=outermost)
         for share in first:
-            step = self.work.tile if share.rows > 4 * self.work.tile else max(1, share.rows // 8)
+            step = self.work.tile if share.rows >= self.work.tile else 1
             late = np.append(np.arange(0, share.rows, step), share.rows)
             early = share.rows - late
             work_before = before(np.concatenate([[low, high], low + early, high - late]))
