@@ -10,7 +10,8 @@ from itertools import product
 
 import pytest
 
-from tests.support.records import CPU, MIB, PAPER, gpu_lines, page, rows
+from tests.support import packed_rows
+from tests.support.records import CPU, MIB, PAPER, ROOT, gpu_lines, page, rows
 
 
 def rates(direction: str, mask: str) -> list[str]:
@@ -230,6 +231,12 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         )
     ),
     ("docs/compare.md", "slower or faster, in at most {}%.", alarms),
+    (
+        "docs/packed.md",
+        "with the plan of both passes of a rank, takes {}",
+        lambda: [packed_rows.plans()],
+    ),
+    ("docs/packed.md", "a process holds {}", lambda: [packed_rows.growth()]),
     ("docs/compare.md", "| 1% | 5% | {} | {} | {} |", lambda: slower_sweeps("1%")),
     (
         "docs/compare.md",
@@ -267,3 +274,9 @@ def test_a_page_says_what_its_record_holds(
     name: str, sentence: str, figures: Callable[[], list[str]]
 ) -> None:
     assert " ".join(sentence.split()).format(*figures()) in page(name)
+
+
+@pytest.mark.parametrize("lines", [packed_rows.deals, packed_rows.pairs, packed_rows.charts])
+def test_packed_documents_have_the_tables_of_their_records(lines: Callable[[], list[str]]) -> None:
+    text = (ROOT / "docs" / "packed.md").read_text(encoding="utf-8").splitlines()
+    assert not {*lines()} - {*text}

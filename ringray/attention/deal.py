@@ -43,7 +43,7 @@ def deal(
 
     A document goes to one rank, where it sends nothing, if that leaves the others even work; else
     it is shared by just enough ranks, each with an early and a late part of it. Parts of documents
-    are multiples of the kernels' tiles where shards are long enough, but for the last that fill a
+    are multiples of the kernels' tiles where the room of a rank allows, but for the last that fill a
     rank.
 
     Args:

@@ -78,10 +78,9 @@ class Deal(Dealt):
         return isinstance(other, Deal) and self.digest == other.digest
 
     def __repr__(self) -> str:
-        return (
-            f"Deal({self.rule}, {self.seq_len} tokens on {self.world_size} ranks, "
-            f"{self.digest:016x})"
-        )
+        # What differs comes first: messages may cut the rest.
+        size = f"{self.seq_len} tokens on {self.world_size} ranks"
+        return f"Deal({self.digest:016x}: {self.rule}, {size})"
 
     def ranges(self, rank: int) -> tuple[range, ...]:
         """Returns the positions of a rank: disjoint ranges of one step, in ascending order; those

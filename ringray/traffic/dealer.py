@@ -199,12 +199,17 @@ class _Table:
             parts[-1] = max(parts[-1] - max(parts.sum() - need, 0.0), 0.0)
         parts /= parts.sum()
         room, tile = self._room[ranks], self.work.tile
-        dealt = np.minimum((parts * item.rows).astype(np.int64), room) // tile * tile
-        # Rows that are missing, by rounding or for want of room, go where most room is: in tiles,
-        # and what is less than a tile to one rank.
+        exact = np.minimum((parts * item.rows).astype(np.int64), room)
+        dealt = exact // tile * tile
         missing = item.rows - int(dealt.sum())
-        for unit, place in itertools.product((tile, 1), np.argsort(dealt - room, kind="stable")):
-            extra = min(missing, int(room[place] - dealt[place])) // unit * unit
+        # Rows that rounding has taken go back in tiles, to the ranks that have lost most.
+        for place in np.argsort(dealt - exact, kind="stable"):
+            if missing >= tile and room[place] - dealt[place] >= tile:
+                dealt[place] += tile
+                missing -= tile
+        # What is less than a tile, or was missing for want of room, goes where most room is.
+        for place in np.argsort(dealt - room, kind="stable"):
+            extra = min(missing, int(room[place] - dealt[place]))
             dealt[place] += extra
             missing -= extra
         return [
