@@ -42,9 +42,8 @@ def deal(
     others. It needs no process group, so a data loader can make it ahead.
 
     A document goes to one rank, where it sends nothing, if that leaves the others even work; else
-    it is shared by just enough ranks, each with an early and a late part of it. Parts of documents
-    are multiples of the kernels' tiles where the room of a rank allows, but for the last that fill a
-    rank.
+    it is shared by just enough ranks, each with an early and a late part of it: multiples of the
+    kernels' tiles where the room of a rank allows.
 
     Args:
         seq_len: tokens of the sequence.
