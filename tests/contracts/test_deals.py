@@ -42,7 +42,7 @@ def check(of: Deal) -> None:
     assert of.padded - of.seq_len < of.world_size
     for rank in range(of.world_size):
         ranges = of.ranges(rank)
-        assert all(one.step == 1 and one for one in ranges)
+        assert all(piece.step == 1 and piece for piece in ranges)
         assert all(a.stop < b.start for a, b in itertools.pairwise(ranges))
     table = seen(of.mask, of.padded)
     layout = Layout(of, of.padded, of.world_size)
@@ -117,7 +117,7 @@ def test_work_is_in_proportion_to_weights(weights: tuple[float, ...]) -> None:
     of = ringray.deal(4 * LARGE, 4, weights=weights)
     times = np.array(of.work) / np.array(weights)
     assert times.max() / times.min() < 1.1, times
-    cuts = {one.start for rank in range(4) for one in of.ranges(rank)}
+    cuts = {piece.start for rank in range(4) for piece in of.ranges(rank)}
     assert all(cut % TILE == 0 for cut in cuts)
     assert {len(rows) for rows in positions(of)} == {LARGE}
 

@@ -144,13 +144,13 @@ def goes_on_on_other_ranks(folder: Path, rank: int, size: int) -> None:
     pool = trainer(InOrder([folder]), TOGETHER, pool=2)
     apart = trainer(InOrder([folder]), APART)
     larger = trainer(InOrder([folder]), TOGETHER, pool=4)
-    kept = Checkpoints(folder / "kept")
+    checkpoints = Checkpoints(folder / "kept")
     losses(pool, 1)
-    kept.save(1, pool.model, pool.optimizer, pool.facts())
-    kept.wait()
+    checkpoints.save(1, pool.model, pool.optimizer, pool.facts())
+    checkpoints.wait()
     want = losses(pool, 2)
     for made in (apart, larger, pool):
-        facts = kept.load(made.model, made.optimizer)
+        facts = checkpoints.load(made.model, made.optimizer)
         assert facts is not None
         made.resume(facts)
         assert losses(made, 2) == pytest.approx(want, rel=1e-3)

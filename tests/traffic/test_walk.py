@@ -326,8 +326,10 @@ def test_direct_sends_only_needed_rows_to_two_ranks_at_a_time(
         rows = needs(layout, problem[3], travelling, moved)
         others = sum(len(rows[pair]) for pair in rows if pair[0] != pair[1])
         sent = moved.sent(which)
-        kept = which == "backward" and back == "reverse"
-        assert sent.chunk_rows == (0 if kept else others), "nothing is handed on, or sent again"
+        from_before = which == "backward" and back == "reverse"
+        assert sent.chunk_rows == (0 if from_before else others), (
+            "nothing is handed on, or sent again"
+        )
         assert sent.sum_rows == (others if which == "backward" else 0)
         assert max(moved.route.step) == layout.ranks // 2, "both ways at once"
         for rank in range(layout.ranks):

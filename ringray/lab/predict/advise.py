@@ -332,8 +332,8 @@ def pooled(request: TrainingRequest, best: Proposal, table: lengths.Table) -> Po
     pools = {}
     for name in (transport.DEALT, config.strategy.transport):
         with suppress(ValueError):  # it does not fit the larger ring
-            one = whole.changed(transport=name)
-            pools[name] = mean(ms(together, one, sum(batch, ())) for batch in batches)
+            pool_config = whole.changed(transport=name)
+            pools[name] = mean(ms(together, pool_config, sum(batch, ())) for batch in batches)
     fastest = min(pools, key=pools.__getitem__)
     return Pooled(together.cp, rings, pools[fastest], fastest)
 

@@ -120,7 +120,7 @@ def test_one_pool_is_compared_with_the_slowest_of_the_rings(
     slowest, together = [], {"direct": [], best.config.strategy.transport: []}
     for seeds in ((0, 1), (2, 3)):
         batch = [drawn(table, 1 << 15, seed) for seed in seeds]
-        costs = [asked.cost(best.degrees, ring.changed(documents=one)) for one in batch]
+        costs = [asked.cost(best.degrees, ring.changed(documents=lengths)) for lengths in batch]
         slowest.append(max(cost.time_ms for cost in costs))
         for name, times in together.items():
             packed = pool.changed(documents=batch[0] + batch[1], transport=name)

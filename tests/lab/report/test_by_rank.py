@@ -45,11 +45,11 @@ def test_each_geometry_has_the_work_and_the_rows_of_its_ranks() -> None:
 def test_what_was_not_measured_or_cannot_be_read_has_no_line() -> None:
     measured = rows(PACKED)
     assert by_rank.table(rows(PACKED.replace(", documents: {lengths: [60, 30, 10]}", ""))) is None
-    assert by_rank.table([replace(one, status="pruned") for one in measured]) is None
+    assert by_rank.table([replace(row, status="pruned") for row in measured]) is None
     for change in (
         {"partition": "auto"}, {"other": 1}, {"documents": [3]}, {"ring_size": 1000},
     ):  # fmt: skip
-        changed = [replace(one, config=one.config | change) for one in measured]
+        changed = [replace(row, config=row.config | change) for row in measured]
         assert by_rank.table(changed) is None, change
 
 

@@ -47,8 +47,8 @@ def test_a_table_is_beside_the_spec(folder: Path) -> None:
     spec = spec_of(
         folder, "[null, 3, {lengths: a.csv}, {lengths: [60, 4]}, {lengths: a.csv, seed: 7}]"
     )
-    *_, first, given, second = spec.sweep("problem", "documents")
-    assert (first.lengths, first.seed, given.lengths) == (ROWS, 0, (60, 4))
+    *_, first, listed, second = spec.sweep("problem", "documents")
+    assert (first.lengths, first.seed, listed.lengths) == (ROWS, 0, (60, 4))
     assert (second.lengths, second.seed) == (ROWS, 7)
     written = spec.canonical()["problem"]["documents"]
     assert written[3:] == [{"lengths": [60, 4]}, {"lengths": [[1, 10, 4], [11, 50, 3]], "seed": 7}]
