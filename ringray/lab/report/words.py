@@ -111,6 +111,8 @@ def _part(name: str, setting: Any) -> str:
     head = _SHORT_HEADS.get(name, name)
     if setting is None:
         return "default-blocks" if name == "blocks" else f"no-{head}"
+    if setting is True:
+        return head
     if isinstance(setting, list | tuple):
         setting = _several(name, setting)
     if name in _PLAIN:

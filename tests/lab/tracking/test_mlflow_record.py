@@ -58,6 +58,8 @@ def test_a_name_says_what_varies(sweep_row: Any) -> None:
     rows = [row(0, blocks="forward=64x64/4/2,dq=64x64/4/2"), row(1)]
     names = list(show.run_names(sweep_row, rows).values())
     assert names == ["contiguous blocks-forward=64x64/4/2,dq=64x64/4/2", "striped default-blocks"]
+    names = list(show.run_names(sweep_row, [row(0, pool=True), row(1, pool=None)]).values())
+    assert names == ["contiguous pool", "striped no-pool"]
     assert list(show.run_names(sweep_row, [row(0)]).values()) == ["latency"]
 
 
