@@ -86,7 +86,8 @@ def ring_attention(
         group: process group of the ring; None is the default group if one is initialised, otherwise
             this process alone.
         partition: rule that deals positions to ranks, a name of ``ringray.partition.PARTITIONS``;
-            what ``ringray.deal`` returns, or ``balanced``, which deals for this call's mask; or
+            what ``ringray.deal`` returns; ``balanced``, the same for this call's mask without
+            window, chunk and global tokens, which layers of one model have or not; or
             ``auto``, the tuned choice (else zigzag), which ``ringray.tuned_strategy`` returns. The
             shards have to be dealt by it.
         causal: a query sees no key after it.

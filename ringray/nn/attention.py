@@ -176,9 +176,9 @@ class ContextParallelAttention(nn.Module):
             documents = document_boundaries(cu_seqlens, len(x))
             Mask(length, documents=documents)  # checks before RoPE uses them
             if partition == partitions.BALANCED:
-                limits: dict[str, Any] = {"window": self.window, "chunk": self.chunk}
-                limits |= {"causal": self.causal, "prefix": prefix, "cu_seqlens": documents}
-                partition = deal(length, comm.world_size, **limits)
+                # Without window and chunk, which other layers of a model may not have.
+                limits: dict[str, Any] = {"prefix": prefix, "cu_seqlens": documents}
+                partition = deal(length, comm.world_size, causal=self.causal, **limits)
             where = partition, length, comm.world_size, comm.rank
             tokens = _tokens(*where)
             x, rotation = _blank(x, tokens), None

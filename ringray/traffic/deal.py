@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import itertools
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
@@ -25,7 +25,7 @@ from ringray.traffic.mask import Mask, argument_of
 
 Ints = NDArray[np.int64]
 Ranges = tuple[tuple[range, ...], ...]
-_NARROWER = ("window", "chunk")  # fields by which the layers of one model differ
+_NARROWER = ("window", "chunk", "global_tokens")  # fields by which layers of one model differ
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -127,7 +127,7 @@ class Deal(Dealt):
 
     def check_mask(self, mask: Mask) -> None:
         """Raises ValueError if this was dealt for another mask. A layer may see less than what was
-        dealt for, by its window or its chunk."""
+        dealt for, by its window or its chunk, and global tokens beside them."""
         for name in (item.name for item in fields(Mask)):
             here, there = getattr(mask, name), getattr(self.mask, name)
             alike = here == there or (name in _NARROWER and there is None)
@@ -167,7 +167,8 @@ def speeds(weights: Any, world_size: int) -> tuple[float, ...]:
     """
     if weights is None:
         return (1.0,) * world_size
-    values = tuple(map(plain, weights)) if isinstance(weights, Iterable) else ()
+    several = isinstance(weights, Iterable) and not isinstance(weights, bytes | Mapping)
+    values = tuple(map(plain, weights)) if several else ()
     numbers = all(isinstance(x, int | float) and not isinstance(x, bool) for x in values)
     most = sys.float_info.max / world_size  # of which the sum is one, too
     if not numbers or len(values) != world_size or not all(0 < x <= most for x in values):
@@ -203,6 +204,9 @@ def deal(
 def resolved(partition: Partitioning, mask: Mask, world_size: int) -> Partitioning:
     """Returns the partition of a call: ``balanced`` dealt for its mask, others as they are.
 
+    A call that only names ``balanced`` deals for what the masks of all layers of its model have in
+    common, so that layers with and without a window agree.
+
     Raises:
         ValueError: what is dealt is for another length, ring or mask.
     """
@@ -210,7 +214,11 @@ def resolved(partition: Partitioning, mask: Mask, world_size: int) -> Partitioni
         partitions.padded_length(partition, mask.seq_len, world_size)  # checks both
         partition.check_mask(mask)
         return partition if partition.rule not in partitions.PARTITIONS else partition.rule
-    return deal(mask, world_size) if partition == BALANCED else partition
+    if partition != BALANCED:
+        return partition
+    shared = None if mask.documents is None else mask.shared_prefix
+    common = replace(mask, window=None, chunk=None, global_tokens=None, shared_prefix=shared)
+    return deal(common, world_size)
 
 
 def of_indices(indices: Any, mask: Mask, world_size: int, weights: tuple[float, ...]) -> Deal:

@@ -102,7 +102,8 @@ class _QueryWork:
             size = -(-np.diff(bounds) // mask.chunk) * mask.chunk
             parts = [np.arange(b, b + n, mask.chunk) for b, n in zip(bounds, size, strict=False)]
             bounds = np.append(np.concatenate(parts), padded)
-        edges = np.union1d(bounds, np.arange(0, padded, self.tile))
+        # A table of a million edges is fine enough for any length.
+        edges = np.union1d(bounds, np.arange(0, padded, max(self.tile, padded >> 20)))
         # np.interp copies edges of another type at each call.
         self._edges, self._before = edges.astype(np.float64), visible_before(mask, edges)
         short = min(_SHORT, max(1, rows // 16))

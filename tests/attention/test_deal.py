@@ -19,7 +19,12 @@ from tests.support import deal_checks as checks
 from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
-EVERY = (checks.mistakes_are_told, checks.deals_outlive_their_callers, checks.lists_of_pytorch)
+EVERY = (
+    checks.mistakes_are_told,
+    checks.deals_outlive_their_callers,
+    checks.lists_of_pytorch,
+    checks.layers_agree,
+)
 
 
 @pytest.mark.parametrize("size", [*exhaustive(2), 3, *exhaustive(4)])

@@ -18,7 +18,8 @@ from tests.support.ranks import on_ring
 
 # Public names that send nothing.
 LOCAL = {
-    "Blocks", "local_positions", "shard", "tuned_strategy", "keep_attention", "next_token_labels",
+    "Blocks", "deal", "local_positions", "shard", "tuned_strategy", "keep_attention",
+    "next_token_labels",
 }  # fmt: skip
 
 

@@ -145,3 +145,18 @@ def lists_of_pytorch(rank: int, size: int) -> None:
         want = testing.oracle(*qkv, None, seen, scale=16**-0.5).out
         got = ringray.unshard(out, dim=2, partition=deal)  # type: ignore[arg-type]
         torch.testing.assert_close(got.double(), want, atol=1e-6, rtol=1e-5)
+
+
+def layers_agree(rank: int, size: int) -> None:
+    """Layers of one model, with a window, chunks or neither, that only name ``balanced`` are dealt
+    alike, as by ``ringray.deal`` for their documents."""
+    cu, shape = (0, 40, 61, 96), (1, 2, 96, 8)
+    torch.manual_seed(0)
+    whole = torch.randn(3, *shape)
+    dealt = ringray.deal(96, size, cu_seqlens=cu)
+    shards = [ringray.shard(x, dim=2, partition=dealt) for x in whole]
+    for limits in ({}, {"window": 5}, {"chunk": 16}, {"window": 3, "global_tokens": 2}):
+        options: dict[str, Any] = {"cu_seqlens": cu, "seq_len": 96, **limits}
+        by_name = ringray.ring_attention(*shards, partition="balanced", **options)
+        by_deal = ringray.ring_attention(*shards, partition=dealt, **options)
+        assert torch.equal(by_name, by_deal), limits

@@ -73,7 +73,7 @@ def _run(
     rng = torch.Generator().manual_seed(2)
     x, dout = (torch.randn(2, seq_len, HIDDEN, generator=rng) for _ in range(2))
     where: dict[str, Any] = {"cu_seqlens": None if documents is None else torch.tensor(documents)}
-    mask = {"causal": module.causal, "window": module.window, **where}
+    mask = {"causal": module.causal, **where}
     partition = dealt(module.partition, seq_len, group, **mask)
     more: dict[str, Any] = {"dim": 1, "partition": partition, "group": group}
     mine = ringray.shard(x, pad_value=NAN, **more).requires_grad_()

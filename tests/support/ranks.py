@@ -129,6 +129,8 @@ def _as_new() -> None:
     torch.manual_seed(0)
     if "torch._dynamo" in sys.modules:
         importlib.import_module("torch._dynamo").reset()
+    if "torch.distributed.tensor" in sys.modules:  # it keeps meshes, whose groups have ended
+        importlib.import_module("torch.distributed.tensor.debug")._clear_sharding_prop_cache()
     gc.collect()
 
 

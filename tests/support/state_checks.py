@@ -295,6 +295,7 @@ FUNCTIONS: Mapping[str, Callable[[], Call]] = {
     "ring_decode ShardedKV empty": functools.partial(decoding, prefill=False),
     "shard unshard": sharding,
     "shard unshard mean": functools.partial(sharding, "mean"),
+    "deal": lambda: lambda: [torch.from_numpy(ringray.deal(ROWS, 3, causal=False).token)],
     "local_positions": lambda: lambda: [ringray.local_positions("zigzag-token", ROWS, 3, 1)],
     "next_token_labels": lambda: lambda: [ringray.nn.next_token_labels(IDS, [0, 5, ROWS])],
     "sharded_cross_entropy": functools.partial(loss, linear=False),

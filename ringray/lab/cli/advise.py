@@ -193,7 +193,7 @@ def _pool(file: str, best: Proposal, pooled: Pooled) -> str:
         f"Packed documents of {file}: attention of a layer takes {rings} in rings of DP "
         f"{degrees.dp} x CP {degrees.cp} ({strategy.partition}, {strategy.transport}), {pool} in "
         f"one pool of {pooled.ranks} (balanced, {pooled.transport}): "
-        f"{pooled.pool / pooled.rings:.2f} x"
+        f"{pooled.pool / pooled.rings:.2f} x the time"
     )
 
 

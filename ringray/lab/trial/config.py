@@ -15,7 +15,7 @@ from typing import Any
 
 from ringray import partition as partitions
 from ringray import transport as transports
-from ringray.partition import Partitioning
+from ringray.partition import BALANCED, Partitioning
 from ringray.traffic import deal, geometry
 from ringray.traffic.mask import Mask, MaskFields, uneven_boundaries
 from ringray.transport import Exchange
@@ -203,7 +203,8 @@ class TrialConfig:
     @cached_property
     def partition(self) -> Partitioning:
         """The partition of its ring: ``balanced`` is dealt for the mask."""
-        return deal.resolved(self.strategy.partition, self.problem.dealt_mask, self.ring.size)
+        name = self.strategy.partition
+        return deal.deal(self.problem.dealt_mask, self.ring.size) if name == BALANCED else name
 
     @cached_property
     def padded(self) -> int:
