@@ -104,7 +104,7 @@ def test_every_page_of_the_repository_is_in_the_site(site: Path) -> None:
 @pytest.mark.browser
 def test_the_site_opens_from_the_disk_and_is_searched(site: Path) -> None:
     with pages.watched((site / "docs" / "concepts.html").as_uri()) as page:
-        assert page.locator("svg.drawn").count() == 8
+        assert page.locator("svg.drawn").count() == 9
         field = page.locator(".md-search__input")
         field.fill("global_tokens")
         field.press("End")  # it listens to keys
