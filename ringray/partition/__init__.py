@@ -59,7 +59,7 @@ class Dealt:
 
     def ranges(self, rank: int) -> tuple[range, ...]:
         """Returns the positions of a rank: disjoint ranges of one step, padding included."""
-        raise NotImplementedError
+        raise NotImplementedError  # an abstract base class would break graphs of torch.compile
 
 
 Partitioning = str | Dealt

@@ -90,11 +90,13 @@ def pairs(dealt: Pieces, ranks: int, mask: Mask) -> tuple[Ints, Runs, Runs]:
     of_keys: list[Ints] = []
     of_queries: list[Ints] = []
     for row in mask.rows:
+        # Areas have no pair in common, so what they hold adds up.
         every = areas(row)
         queries = _meeting(dealt.begin, dealt.stop, every.query, every.query_stop)
         keys = _meeting(dealt.begin, dealt.stop, every.key, every.key_stop)
         for area, query, key in _products(queries, keys):
             seen, *needed = _seen(dealt, every, area, query, key)
+            # Keys travel to the rank of the queries, queries to that of the keys.
             pair = dealt.owner[query] * ranks + dealt.owner[key]
             np.add.at(visible, pair, seen)
             back = dealt.owner[key] * ranks + dealt.owner[query]
@@ -131,6 +133,7 @@ def _meeting(begin: Ints, stop: Ints, low: Ints, high: Ints) -> tuple[Ints, Ints
 
 def _blocks(first: Ints, count: Ints) -> Iterator[tuple[Ints, Ints]]:
     """Yields (range, piece) of all pieces that meet ranges, some at a time."""
+    # All (range, piece) are numbered; a number belongs to the first range that ends after it.
     ends = count.cumsum()
     for begin in range(0, int(ends[-1]), _PAIRS_AT_ONCE):
         index = np.arange(begin, min(begin + _PAIRS_AT_ONCE, int(ends[-1])))
@@ -151,6 +154,7 @@ def _products(
 def _joined(parts: list[Ints], ranks: int) -> Runs:
     """Returns the union of runs, each with its pair of ranks."""
     pair, start, stop = np.concatenate([np.zeros((3, 0), np.int64), *parts], 1)
+    # By pair and start, so that runs which touch follow each other.
     order = np.lexsort((start, pair))
     pair, start, stop = pair[order], start[order], stop[order]
     # Stops reach as far as any run of the same pair before: pairs are kept apart by an offset.

@@ -78,6 +78,7 @@ def deal(mask: Mask, padded: int, weights: Sequence[float]) -> list[DealtPiece]:
         if tables[-1].longest * _EVEN <= 1:
             break
     table = min(tables, key=lambda table: table.longest)
+    # Neighbours that came to one rank are one piece: fewer ranges for each rank to look up.
     pieces = sorted(table.whole + [piece for pieces in table.cuts.values() for piece in pieces])
     joined: list[DealtPiece] = []
     for piece in pieces:
@@ -165,6 +166,7 @@ class _Table:
         """Gives an item to one rank, or shares of it to several."""
         item, light = self.items[number], self._later[number]
         target, room, load = self._target, self._room, self._load
+        # Short items are placed by room alone: their work hardly counts, and rows must be equal.
         fits = room >= item.rows
         if item.rows > self.work.short:
             after = load + light * (room - item.rows) + item.work
@@ -226,6 +228,7 @@ class _Table:
             for item in items:
                 for share in self.shares[item]:
                     self._load[share.rank] -= share.work
+                # What the other documents leave to each rank; at least a little, to divide by it.
                 lacking = self._target - self._load
                 wanted = [
                     share._replace(work=max(float(lacking[share.rank]), 1.0))
@@ -259,15 +262,18 @@ class _Table:
             begin, end = work_before[:2].tolist()
             of_early, of_late = work_before[2:].reshape(2, -1)
             work = of_early - begin + end - of_late
+            # What earlier ranks missed of their work is spread over all that remain.
             wanted = share.work * (end - begin) / rest
             rest -= share.work
             broken = (late > 0) & (early > 0)
             error = abs(work - wanted) + _UNBROKEN * wanted * broken
+            # The split into early and late rows of the nearest work; in one piece if that is near.
             best = int(error.argmin())
             pieces.append(DealtPiece(low, low + int(early[best]), share.rank))
             pieces.append(DealtPiece(high - int(late[best]), high, share.rank))
             done.append(share._replace(work=float(work[best])))
             low, high = pieces[-2].stop, pieces[-1].begin
+        # The last rank has the middle, whose rows have the mean work.
         pieces.append(DealtPiece(low, high, last.rank))
         done.append(last._replace(work=float(before(high) - before(low))))
         return [piece for piece in pieces if piece.begin < piece.stop], done

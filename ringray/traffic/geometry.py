@@ -171,6 +171,7 @@ def _of_areas(layout: Layout, mask: Mask, travelling: Travelling) -> Pairs:
     ]
     dealt = by_area.pieces(*np.array(bounds, np.int64).T)
     visible, keys, queries = by_area.pairs(dealt, layout.ranks, mask)
+    # Tables are [visiting rank, owner], whichever side travels.
     runs = keys if travelling == "keys" else queries
     some = runs.bounds[:-1] < runs.bounds[1:]
     # The runs of a pair stand in the order of rows: its hull is from its first to its last.

@@ -41,6 +41,7 @@ class Chunk:
 
     def add(self, other: Chunk) -> None:
         """Adds the rows of ``other``, which are some of these."""
+        # The rows of ``other`` lie together, run after run; here they are apart.
         runs = other.rows.parts
         for run, *parts in zip(runs, *(_split(x, runs) for x in other.tensors), strict=True):
             for into, x in zip(self.cut(Rows(run.start, run.stop)), parts, strict=True):
