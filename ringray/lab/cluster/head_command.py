@@ -128,10 +128,15 @@ class RemoteCommand:
         received, chunks = 0, self._client.tail_job_logs(self.id)
         while True:
             try:
-                text = await asyncio.wait_for(anext(chunks), QUIET_S)
+                # Unlike wait_for, it makes no task whose error would be lost if both end at once.
+                async with asyncio.timeout(QUIET_S):
+                    text = await anext(chunks)
             except (StopAsyncIteration, TimeoutError):
                 return
             except Exception as error:  # from Ray, aiohttp and the system
+                # Ctrl-C cancels this task, which a client may report as a broken connection.
+                if (task := asyncio.current_task()) and task.cancelling():
+                    raise asyncio.CancelledError from error
                 raise PlaceError(reason_of(error)) from error
             received += len(text)
             take(text, received)

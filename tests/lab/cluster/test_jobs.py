@@ -3,9 +3,12 @@ is no job server."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +224,23 @@ def test_a_silent_job_is_asked_for_and_its_state_told(
     broken, silent = capsys.readouterr().err.splitlines()
     assert f"job {job.id} at {URL}, whose log cannot be read" in broken
     assert f"job {job.id} at {URL}, which is PENDING" in silent
+
+
+def test_ctrl_c_ends_a_follower_whose_connection_breaks_by_it(
+    server: Server, here: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def logs(id: str) -> AsyncIterator[str]:
+        signal.raise_signal(signal.SIGINT)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            raise ConnectionError("closing") from None
+        yield ""
+
+    job, _ = submit(here)
+    monkeypatch.setattr(server, "tail_job_logs", logs)
+    with pytest.raises(KeyboardInterrupt):
+        here.follow(job, lambda text: None)
 
 
 # Addresses
