@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -155,7 +155,7 @@ class Trainer:
     def facts(self) -> dict[str, Any]:
         """Returns what a checkpoint must agree on, and the place in the data."""
         tokens = self._first_sequence() * self.recipe.seq_len
-        return {"model": asdict(self.size), "tokens": tokens}
+        return {"model": self.size.plain, "tokens": tokens}
 
     def resume(self, facts: dict[str, Any]) -> None:
         """Goes on behind a checkpoint that was loaded into model and optimizer, behind the tokens
@@ -325,7 +325,7 @@ def check_facts(facts: dict[str, Any], model: Model) -> None:
     recorded = facts.get("model")
     if not isinstance(recorded, dict):
         raise CheckpointError("the checkpoint is not of a Trainer: its facts name no model")
-    expected = {name: size for name, size in asdict(model).items() if name != "name"}
+    expected = {name: size for name, size in model.plain.items() if name != "name"}
     different = [name for name, size in expected.items() if recorded.get(name) != size]
     if different:
         raise CheckpointError(
