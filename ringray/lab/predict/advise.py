@@ -208,19 +208,19 @@ def _seconds(proposal: Proposal) -> float:
 def _bound(request: TrainingRequest, degrees: Degrees) -> float:
     """Returns seconds that a step takes at least: attention at its highest rate, no message of the
     ring is waited for, nothing is computed again."""
-    config, per_flops = request.attention(degrees), []
+    problem, per_flops = request.attention(degrees).problem, []
     ways: tuple[tuple[Direction, int], ...] = (("forward", 4), ("backward", 10))
     for direction, factor in ways:
-        rate = rates.find(request.on.hardware, request.dtype, config.problem.head_dim, direction)
+        rate = rates.find(
+            request.on.hardware,
+            request.dtype,
+            problem.head_dim,
+            direction,
+            heads=problem.batch * problem.heads,
+            kv_heads=problem.batch * problem.kv_heads,
+        )
         per_flops.append(factor / max(rate.full.max(), rate.causal.max()))
-    ms = (
-        config.problem.visible
-        * config.problem.head_dim
-        * config.problem.heads
-        / degrees.cp
-        * sum(per_flops)
-        * 1e3
-    )
+    ms = problem.visible * problem.head_dim * problem.heads / degrees.cp * sum(per_flops) * 1e3
     free = Cost(0, 0, 0, 0, ms, 1.0, ms, ms, 0.0, 0, 0)
     return transformer.step(
         request.model, degrees, request.training(_WAYS[0]), request.on, free, free

@@ -170,7 +170,10 @@ def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
     key_row = 2 * problem.batch * problem.kv_heads * problem.head_dim * itemsize
     flops = 4 * problem.head_dim * problem.heads * problem.batch * problem.visible
     seen = min(rows, problem.visible)  # keys
-    curve = rates.find(hardware, problem.dtype, problem.head_dim, "forward")
+    heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
+    curve = rates.find(
+        hardware, problem.dtype, problem.head_dim, "forward", heads=heads, kv_heads=kv_heads
+    )
     rate = ring_time.speedup(on, config.ring.threads, ranks)
     reading = seen * key_row / hardware.memory_bandwidth
     compute = max(flops / ranks / curve.full[-1], reading) / rate
@@ -206,19 +209,26 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
         return _decoding(alone, problem.new_tokens, on).time_ms / 1e3
     flops = tuple(_pair_flops(problem))
     quiet = on if on.noise is None else replace(on, noise=None)
-    return _alone_s(problem.mask, problem.dtype, problem.head_dim, flops, threads, quiet)
+    heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
+    return _alone_s(problem.mask, problem.dtype, problem.head_dim, heads, flops, threads, quiet)
 
 
 @lru_cache(maxsize=1 << 14)  # the strategies of a problem have one baseline
 def _alone_s(
-    mask: Mask, dtype: str, head_dim: int, flops: _PassFlops, threads: int, on: Fleet
+    mask: Mask,
+    dtype: str,
+    head_dim: int,
+    heads: tuple[int, int],
+    flops: _PassFlops,
+    threads: int,
+    on: Fleet,
 ) -> float:
     hardware, total = on.hardware, 0.0
     visible = float(geometry.total_visible(mask))
     rows, pairs = np.full(1, float(mask.seq_len)), np.full(1, visible)
     crowded = max(1.0, threads / (hardware.cores or math.inf))
     for which, pair_flops in flops:
-        curve = rates.find(hardware, dtype, head_dim, which)
+        curve = rates.find(hardware, dtype, head_dim, which, heads=heads[0], kv_heads=heads[1])
         (seconds,) = curve.seconds(pair_flops * pairs, rows, rows, pairs)
         call = float(seconds) / ring_time.speedup(on, threads, 1) + hardware.call
         total += call * crowded + ring_time.overhead(on, 1)

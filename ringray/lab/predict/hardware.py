@@ -15,11 +15,19 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from ringray.base import private_files
 from ringray.base.errors import UserError, reason_of, unknown
+from ringray.lab.predict import measured
 from ringray_kernels.dtypes import DTYPES
 
 TABLE = Path(__file__).with_name("hardware.yaml")
@@ -36,6 +44,7 @@ Spread = Annotated[float, Field(ge=0, le=2)]
 Count = Annotated[int, Field(ge=1, le=RANKS)]
 Rows = Annotated[int, Field(ge=1)]
 Direction = Literal["forward", "backward"]
+System = Annotated[str, AfterValidator(measured.known)]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join([*DTYPES, 'float8'])})$")]
 
 
@@ -56,7 +65,8 @@ class Curve(_Entry):
     """Rates of one attention call, whose queries and keys have as many rows.
 
     ``stepped``: each second row sees two keys more, as between ranks of folded partitions.
-    ``rates``: FLOP/s by rows, of visible pairs: 4 x head dim a pair forward, 10 x backward.
+    ``rates``: FLOP/s by rows, of visible pairs: 4 x head dim a pair forward, 10 x backward; of an
+    entry with ``tables``, over those of the measured forward call.
     ``doubt``: relative spread beside the entry's.
     """
 
@@ -73,13 +83,14 @@ class Hardware(_Entry):
     """One kind of rank, with its links.
 
     ``peak``: FLOP/s of dense products by dtype. ``products``: the share of it that large products
-    reach. ``call``: seconds of an attention call beside its products. ``spread``: relative half
-    width of the 80% interval of a call's time. ``price``: of a rank and hour. ``cores``: of a
-    machine whose ranks have no device of their own, else None; the fields after it are measured
-    there. ``shared``: rate of a rank while all cores are busy over its rate alone. ``threads``:
-    rate with so many threads over that with one. ``message``, ``copying``: core-seconds of its two
-    ends that a message takes, and each of its bytes. ``step``, ``op``: seconds of each step, and of
-    each pass of the op.
+    reach. ``tables``, ``collectives``: the system of ``measured`` that has this one's attention
+    calls and products, and its collectives within a node; None: rates and links say it. ``call``:
+    seconds of an attention call beside its products. ``spread``: relative half width of the 80%
+    interval of a call's time. ``price``: of a rank and hour. ``cores``: of a machine whose ranks
+    have no device of their own, else None; the fields after it are measured there. ``shared``: rate
+    of a rank while all cores are busy over its rate alone. ``threads``: rate with so many threads
+    over that with one. ``message``, ``copying``: core-seconds of its two ends that a message takes,
+    and each of its bytes. ``step``, ``op``: seconds of each step, and of each pass of the op.
     ``merged``: the curves of calls that are not causal contain the merge into the running state.
     ``tiles``: cores multiply bf16 by tiles (AMX), for which PyTorch copies K and V in each call;
     ``packs``: by AVX-512, for which it packs the operands of a backward call.
@@ -95,6 +106,8 @@ class Hardware(_Entry):
     outer: Link
     products: Share
     attention: Annotated[tuple[Curve, ...], Field(min_length=1)]
+    tables: System | None = None
+    collectives: System | None = None
     call: Seconds = 0.0
     spread: Spread = 0.1
     price: Positive | None = None

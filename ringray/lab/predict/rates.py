@@ -1,6 +1,7 @@
 """Seconds of attention calls on one rank: curves over rows, by dtype, head dim and direction.
 
-Imports numpy only.
+Where an entry names tables of measured calls, these give a call of its heads forward, and the
+entry's curves are factors of their rates. Imports numpy only.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware
+from ringray.lab.predict.measured import calls
 from ringray.lab.predict.peak_memory import MASKED_ROWS
 from ringray.lab.trial.config import TrialConfig
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_] | bool
+
+_LATENT = 192, 128  # head dims of Q and K and of V whose measured calls are those of MLA
+_STEP = 0.25  # doublings between the rows of curves from tables
 
 # More relative spread per doubling beyond the rows that were measured: rates are flat above them
 _BELOW, _ABOVE = 0.5, 0.05
@@ -28,13 +33,15 @@ _BELOW, _ABOVE = 0.5, 0.05
 class Rates:
     """Rates of one rank in one pass, by rows of a call. ``rows``: ascending; ``full``, ``causal``,
     ``stepped``: FLOP/s of calls whose queries see all keys, those up to themselves, or more in
-    steps; the last of all pairs that are computed, the others of visible pairs. ``doubt``: relative
-    spread that is added."""
+    steps; the last of all pairs that are computed, the others of visible pairs. ``windowed``: of
+    calls whose queries see ``calls.WINDOW`` keys; None: as a triangle of as many keys. ``doubt``:
+    relative spread that is added."""
 
     rows: Floats
     full: Floats
     causal: Floats
     stepped: Floats
+    windowed: Floats | None = None
     doubt: float = 0.0
 
     def seconds(
@@ -54,6 +61,16 @@ class Rates:
         square = np.clip(2 * part - 1, 0.0, 1.0)
         per_flop = square / self._at(log_rows, self.full)
         triangle = 1 / self._triangle(log_rows, self.causal)
+        if self.windowed is not None:
+            # From a window as wide as the measured ones to a triangle, as a power of the keys.
+            mean, most = (
+                np.maximum(visible / np.maximum(queries, 1.0), 1.0),
+                np.maximum(keys / 2 / calls.WINDOW, 1.01),
+            )
+            share = np.clip(np.log(mean / calls.WINDOW) / np.log(most), 0.0, 1.0)
+            whole = self._triangle(np.log(area) / 2, self.causal)
+            narrow = self._at(np.log(np.maximum(queries, 1.0)), self.windowed)
+            triangle = np.where(band < 1, 1 / (whole**share * narrow ** (1 - share)), triangle)
         if np.any(stepped):
             wasted = _computed(np.exp(log_rows)) / self._triangle(log_rows, self.stepped)
             triangle = np.where(stepped, wasted, triangle)
@@ -117,17 +134,72 @@ def _joined(by_kind: Mapping[Kind, Mapping[int, float]], doubt: float) -> Rates:
     )
 
 
-@lru_cache(maxsize=1024)
-def find(hardware: Hardware, dtype: str, head_dim: int, direction: Direction) -> Rates:
-    """Returns the rates of ``hardware``: of the nearest head dim that is known in ``dtype``, else
-    those of another type scaled by the peaks; backward without a curve as forward."""
+@lru_cache(maxsize=4096)
+def find(
+    hardware: Hardware,
+    dtype: str,
+    head_dim: int,
+    direction: Direction,
+    *,
+    heads: int,
+    kv_heads: int,
+    value_dim: int | None = None,
+) -> Rates:
+    """Returns the rates of ``hardware`` for calls of so many heads of all sequences of a batch: of
+    the nearest head dim that is known in ``dtype``, else those of another type scaled by the peaks;
+    backward without a curve as forward."""
     used = curves(hardware, dtype, head_dim, direction)
     scale = peak(hardware, dtype) / peak(hardware, used[0].dtype)
     doubt = used[0].doubt
     if (used[0].dtype, used[0].head_dim) != (dtype, head_dim):
         doubt = max(curve.doubt for curve in hardware.attention)
-    return _joined(
+    known = _joined(
         {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in used}, doubt
+    )
+    if hardware.tables is None:
+        return known
+    return _tabled(hardware.tables, known, head_dim, value_dim or head_dim, heads, kv_heads)
+
+
+def _tabled(
+    system: str, factors: Rates, head_dim: int, value_dim: int, heads: int, kv_heads: int
+) -> Rates:
+    """Returns the rates of measured calls times ``factors``. Without measured calls that are full,
+    these have the longest chain of causal ones and twice the pairs."""
+    kind, dims = "causal", calls.head_dims(system, "causal")
+    dim = min(dims, key=lambda one: abs(math.log(one / head_dim)))
+    flops = 4.0 * dim * heads  # of a pair
+    if (head_dim, value_dim) == _LATENT:
+        kind, flops = "mla", 2.0 * sum(_LATENT) * heads
+    causal, full = calls.calls(system, kind, dim), calls.calls(system, "full", dim)
+    assert causal is not None
+    if kind == "mla":
+        full = None
+    last = max(known.rows[-1] for known in (causal, full) if known)
+    rows = np.exp2(np.arange(math.log2(causal.rows[0]), math.log2(last) + _STEP, _STEP))
+    triangle = flops * rows * (rows + 1) / 2 / causal.time(rows, heads, kv_heads)
+    if full:
+        square = flops * rows**2 / full.time(rows, heads, kv_heads)
+    else:
+        square = flops * rows**2 / causal.time(rows, heads, kv_heads, work=2.0)
+    windowed = None
+    if narrow := calls.head_dims(system, "causal", calls.WINDOW):
+        dim = min(narrow, key=lambda one: abs(math.log(one / head_dim)))
+        band = calls.calls(system, "causal", dim, calls.WINDOW)
+        assert band is not None
+        pairs = calls.WINDOW * (rows - (calls.WINDOW - 1) / 2)
+        windowed = 4.0 * dim * heads * pairs / band.time(rows, heads, kv_heads)
+
+    def scaled(rates: Floats, factor: Floats) -> Floats:
+        return rates * np.exp(np.interp(np.log(rows), np.log(factors.rows), np.log(factor)))
+
+    return Rates(
+        rows,
+        full=scaled(square, factors.full),
+        causal=scaled(triangle, factors.causal),
+        stepped=scaled(triangle, factors.stepped),
+        windowed=None if windowed is None else scaled(windowed, factors.causal),
+        doubt=factors.doubt,
     )
 
 

@@ -65,7 +65,7 @@ def trial_time(ring_work: RingWork, on: Fleet, record: Sequence[int] = ()) -> Ri
     computed, outer, unknown = np.zeros(ranks), outer * world, 0.0
     spans: dict[int, list[Span]] = {rank: [] for rank in record}
     for work in passes:
-        curves = rates.find(hardware, work.dtype, work.head_dim, work.which)
+        curves = _rates(hardware, work, sizes, exchange)
         unknown = max(unknown, curves.unknown(sizes.rows))
         run, calls = simulate, _calls
         if exchange.heads_at_once:
@@ -97,6 +97,21 @@ def speedup(on: Fleet, threads: int, ranks: int) -> float:
     threads, ranks = min(threads, hardware.cores), ranks * on.stride * on.rings
     several = hardware.threads.get(threads, float(threads))
     return several * (hardware.shared if ranks > 1 and ranks * threads >= hardware.cores else 1.0)
+
+
+def _rates(hardware: Hardware, work: PassWork, sizes: Sizes, exchange: Exchange) -> rates.Rates:
+    """Returns the rates of the calls of a pass: of the heads that a rank holds or, where keys are
+    gathered, of those of a group."""
+    kv_heads = min(exchange.heads_at_once or sizes.kv_heads, sizes.kv_heads)
+    return rates.find(
+        hardware,
+        work.dtype,
+        work.head_dim,
+        work.which,
+        heads=sizes.batch * (sizes.heads // sizes.kv_heads) * kv_heads,
+        kv_heads=sizes.batch * kv_heads,
+        value_dim=2 * sizes.head_dim - work.head_dim,  # those of sizes are the mean
+    )
 
 
 def _calls(

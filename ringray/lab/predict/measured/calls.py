@@ -1,0 +1,99 @@
+"""Seconds of attention calls by rows, heads and K/V heads, between those that were measured.
+
+A call takes its launch, and then the longer of two, roughly: its longest chain of tiles, however
+few heads there are, or all its tiles, shared by all units of the device. Measured times are
+multiples of that shape near 1, which change little from one to the next. Imports numpy only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from ringray.lab.predict import measured
+from ringray.lab.predict.measured import Floats
+
+WINDOW = 128  # keys of a query in the measured calls with a window
+_ALONE = 8192  # rows: one head of so many has at most 64 chains of tiles, fewer than units
+_OTHERS = 3  # least heads counts that make a column of their own
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """Forward calls of one mask and head dim. ``seconds``: by heads and K/V heads, at ``rows``.
+    ``window``: keys of a query, None: as many as rows."""
+
+    rows: Floats
+    seconds: dict[tuple[int, int], Floats]
+    window: int | None = None
+
+    def time(self, rows: Floats, heads: int, kv_heads: int, work: float = 1.0) -> Floats:
+        """Returns seconds of calls; those beyond the measured ones take as many times the shape as
+        the last. ``work``: pairs of a call that sees more of the same chains over its pairs."""
+        by_kv: dict[float, Floats] = {}
+        for kv, column in self._columns.items():
+            if kv <= heads:
+                by_kv[kv or heads] = measured.between(heads, column.items())
+        factors = np.interp(
+            np.log(rows), np.log(self.rows), measured.between(kv_heads, by_kv.items())
+        )
+        seconds: Floats = np.exp(factors) * self._shape(rows, heads, work)
+        return seconds
+
+    @cached_property
+    def _columns(self) -> dict[int, dict[int, Floats]]:
+        """Logarithms of measured times over the shape by K/V heads, 0: as many as heads; then by
+        heads, at the measured rows."""
+        columns: dict[int, dict[int, Floats]] = {}
+        for (heads, kv), seconds in sorted(self.seconds.items()):
+            factor = np.log(seconds / self._shape(self.rows, heads))
+            columns.setdefault(kv, {})[heads] = factor
+            if kv == heads:
+                columns.setdefault(0, {})[heads] = factor
+        return {kv: column for kv, column in columns.items() if len(column) >= _OTHERS}
+
+    def _shape(self, rows: Floats, heads: int, work: float = 1.0) -> Floats:
+        launch, chain, pair = self._terms
+        keys = rows if self.window is None else np.minimum(rows, self.window)
+        seconds: Floats = launch + np.hypot(chain * keys, work * pair * heads * rows * keys)
+        return seconds
+
+    @cached_property
+    def _terms(self) -> tuple[float, float, float]:
+        """Seconds of the launch, of a key of the longest chain and of a pair of rows and keys, from
+        the shortest call, a long one of the fewest heads and the largest."""
+        even = {heads: seconds for (heads, kv), seconds in self.seconds.items() if kv == heads}
+        launch = float(min(seconds.min() for seconds in even.values()))
+        few, many, rows = min(even), max(even), self.rows
+        keys = rows if self.window is None else np.minimum(rows, self.window)
+        pair = (even[many][-1] - launch) / (many * rows[-1] * keys[-1])
+        alone = int(np.searchsorted(rows, _ALONE, "right")) - 1
+        rest = (even[few][alone] - launch) ** 2 - (few * pair * rows[alone] * keys[alone]) ** 2
+        return launch, math.sqrt(max(rest, 0.0)) / keys[alone], pair
+
+
+@lru_cache(maxsize=256)
+def calls(system: str, kind: str, head_dim: int, window: int | None = None) -> Calls | None:
+    """Returns the measured calls of a system, of one kind (``causal``, ``full``, ``mla``) and head
+    dim; None where there are none."""
+    table = measured.read(system).get(kind)
+    if table is None:
+        return None
+    if kind == "mla":
+        return Calls(table.at, {(heads, heads): s for (heads,), s in table.seconds.items()})
+    chosen = {
+        (heads, kv): seconds
+        for (dim, keys, heads, kv), seconds in table.seconds.items()
+        if (dim, keys or None) == (head_dim, window)
+    }
+    return Calls(table.at, chosen, window) if chosen else None
+
+
+@lru_cache(maxsize=64)
+def head_dims(system: str, kind: str, window: int = 0) -> list[int]:
+    """Returns the head dims of the measured calls of a kind."""
+    table = measured.read(system).get(kind)
+    return sorted({n[0] for n in table.seconds if n[1] == window}) if table else []
