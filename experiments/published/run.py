@@ -92,7 +92,7 @@ def _table(table: Mapping[str, Any], shared: Mapping[str, Any], unit: str) -> Ta
     device = hardware.table()[table["device"]]
     if "attention" in table:
         curves = tuple(Curve(**one) for one in table["attention"])
-        device = device.model_copy(update={"attention": curves})
+        device = device.model_copy(update={"attention": curves, "tables": None})
     for row in table["reference"]:
         device = _calibrated(device, problem | row, unit)
     rows = []

@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_] | bool
 
 _LATENT = 192, 128  # head dims of Q and K and of V whose measured calls are those of MLA
-_STEP = 0.25  # doublings between the rows of curves from tables
+_STEP, _LONGEST = 0.25, 21  # of curves from tables: doublings between rows, beyond the last ones
 
 # More relative spread per doubling beyond the rows that were measured: rates are flat above them
 _BELOW, _ABOVE = 0.5, 0.05
@@ -34,13 +34,14 @@ class Rates:
     """Rates of one rank in one pass, by rows of a call. ``rows``: ascending; ``full``, ``causal``,
     ``stepped``: FLOP/s of calls whose queries see all keys, those up to themselves, or more in
     steps; the last of all pairs that are computed, the others of visible pairs. ``windowed``: of
-    calls whose queries see ``calls.WINDOW`` keys; None: as a triangle of as many keys. ``doubt``:
-    relative spread that is added."""
+    calls whose queries see ``calls.WINDOW`` keys; None: as a triangle of as many keys. ``longest``:
+    rows up to which calls were measured. ``doubt``: relative spread that is added."""
 
     rows: Floats
     full: Floats
     causal: Floats
     stepped: Floats
+    longest: float
     windowed: Floats | None = None
     doubt: float = 0.0
 
@@ -93,7 +94,7 @@ class Rates:
 
     def unknown(self, rows: int) -> float:
         """Returns the relative spread that rows add outside of the curves, and the doubt."""
-        below, above = self.rows[0] / max(rows, 1), rows / self.rows[-1]
+        below, above = self.rows[0] / max(rows, 1), rows / self.longest
         outside = _BELOW * np.log2(max(below, 1.0)) + _ABOVE * np.log2(max(above, 1.0))
         return float(outside + self.doubt)
 
@@ -130,6 +131,7 @@ def _joined(by_kind: Mapping[Kind, Mapping[int, float]], doubt: float) -> Rates:
         full=over_rows(_FULL, _CAUSAL, _STEPPED),
         causal=over_rows(_CAUSAL, _FULL, _STEPPED),
         stepped=over_rows(_STEPPED, _CAUSAL, _FULL),
+        longest=float(rows[-1]),
         doubt=doubt,
     )
 
@@ -175,8 +177,8 @@ def _tabled(
     assert causal is not None
     if kind == "mla":
         full = None
-    last = max(known.rows[-1] for known in (causal, full) if known)
-    rows = np.exp2(np.arange(math.log2(causal.rows[0]), math.log2(last) + _STEP, _STEP))
+    first, last = (math.log2(n) for n in (causal.rows[0], causal.rows[-1]))
+    rows = np.exp2(np.append(np.arange(first, last, _STEP), np.arange(last, _LONGEST)))
     triangle = flops * rows * (rows + 1) / 2 / causal.time(rows, heads, kv_heads)
     if full:
         square = flops * rows**2 / full.time(rows, heads, kv_heads)
@@ -199,6 +201,7 @@ def _tabled(
         causal=scaled(triangle, factors.causal),
         stepped=scaled(triangle, factors.stepped),
         windowed=None if windowed is None else scaled(windowed, factors.causal),
+        longest=float(causal.rows[-1]),
         doubt=factors.doubt,
     )
 

@@ -31,8 +31,19 @@ class Calls:
     window: int | None = None
 
     def time(self, rows: Floats, heads: int, kv_heads: int, work: float = 1.0) -> Floats:
-        """Returns seconds of calls; those beyond the measured ones take as many times the shape as
-        the last. ``work``: pairs of a call that sees more of the same chains over its pairs."""
+        """Returns seconds of calls. ``work``: pairs of a call that sees more of the same chains over
+        its pairs. Calls of more rows than measured ones have chains that are longer, and take as
+        long per row as the longest measured ones with as many chains."""
+        last = self.rows[-1]
+        seconds = self._within(np.minimum(rows, last), heads, kv_heads, work)
+        for i in np.flatnonzero(rows > last):
+            more = float(rows[i] / last)
+            (time,) = self._within(np.full(1, last), heads * more, kv_heads, work)
+            seconds[i] = time * (more if self.window is None else 1.0)
+        return seconds
+
+    def _within(self, rows: Floats, heads: float, kv_heads: float, work: float) -> Floats:
+        """Returns seconds of calls of no more rows than measured ones."""
         by_kv: dict[float, Floats] = {}
         for kv, column in self._columns.items():
             if kv <= heads:
@@ -55,7 +66,7 @@ class Calls:
                 columns.setdefault(0, {})[heads] = factor
         return {kv: column for kv, column in columns.items() if len(column) >= _OTHERS}
 
-    def _shape(self, rows: Floats, heads: int, work: float = 1.0) -> Floats:
+    def _shape(self, rows: Floats, heads: float, work: float = 1.0) -> Floats:
         launch, chain, pair = self._terms
         keys = rows if self.window is None else np.minimum(rows, self.window)
         seconds: Floats = launch + np.hypot(chain * keys, work * pair * heads * rows * keys)
