@@ -8,6 +8,7 @@ rates        seconds of attention calls, from curves
 simulator    ranks and ports, step by step
 ring_time    the time of a trial, from both
 cost_model   FLOPs, bytes, messages, memory and time of a trial
+long_ring    the same of rings of hundreds of ranks
 peak_memory  predicted memory of a rank
 transformer  memory of a rank and time of a step around the attention
 advise       degrees and rings that train a model fastest

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ringray import partition, transport
 from ringray.base import units
 from ringray.base.errors import UserError
-from ringray.lab.predict import cost_model, rates, transformer
+from ringray.lab.predict import cost_model, long_ring, rates, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Direction, Fleet
 from ringray.lab.predict.transformer import RankMemory, StepTime, Training
@@ -81,7 +81,7 @@ class TrainingRequest:
 
 @lru_cache(maxsize=4096)
 def _cost(config: TrialConfig, ring: Fleet) -> Cost:
-    return cost_model.predict(config, ring)
+    return long_ring.predict(config, ring)
 
 
 class Proposal(NamedTuple):
