@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+import theirs
 from ringray.lab.predict import cost_model, hardware
 from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware
 from ringray.lab.trial.config import TrialConfig
@@ -90,6 +91,9 @@ def tables(path: Path) -> list[Table]:
 def _table(table: Mapping[str, Any], shared: Mapping[str, Any], unit: str) -> Table:
     problem = {**shared, **table["problem"]}
     device = hardware.table()[table["device"]]
+    if "kernel" in problem:  # curves of the device on which this kernel was measured
+        kin = hardware.table()[problem.pop("kernel")]
+        device = device.model_copy(update={"attention": kin.attention})
     if "attention" in table:
         curves = tuple(Curve(**one) for one in table["attention"])
         device = device.model_copy(update={"attention": curves, "tables": None})
@@ -127,9 +131,16 @@ def _null(
 def _cost(fields: Mapping[str, Any], device: Hardware) -> tuple[float, float]:
     """Returns seconds and a rank's FLOPs; backward alone is both passes without forward."""
     ranks, direction = fields["ring_size"], fields["direction"]
+    if True:
+        how = theirs.Implementation.read(fields["implementation"])
+        both: tuple[Direction, ...] = ("forward", "backward")
+        which = both if direction == "forward+backward" else (direction,)
+        pairs = fields["seq_len"] ** 2 / (1 + fields["causal"]) * fields["batch"]
+        flops = sum(theirs.PAIR_FLOPS[w] for w in which) * fields["heads"] * fields["head_dim"]
+        return sum(theirs.seconds(fields, w, device, how) for w in which), flops * pairs / ranks
     nodes = -(-ranks // device.ranks_per_node)
     fleet = Fleet("published", device, nodes, -(-ranks // nodes))
-    trial = {name: value for name, value in fields.items() if name != "published"}
+    trial = {name: value for name, value in fields.items() if name not in ("published", "implementation")}
     passes = ("forward+backward", "forward") if direction == "backward" else (direction,)
     costs = [
         cost_model.predict(TrialConfig.from_dict(_TRIAL | trial | {"direction": one}), fleet)
