@@ -93,7 +93,7 @@ def _table(table: Mapping[str, Any], shared: Mapping[str, Any], unit: str) -> Ta
     device = hardware.table()[table["device"]]
     if "kernel" in problem:  # curves of the device on which this kernel was measured
         kin = hardware.table()[problem.pop("kernel")]
-        device = device.model_copy(update={"attention": kin.attention})
+        device = device.model_copy(update={"attention": kin.attention, "tables": kin.tables})
     if "attention" in table:
         curves = tuple(Curve(**one) for one in table["attention"])
         device = device.model_copy(update={"attention": curves, "tables": None})

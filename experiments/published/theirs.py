@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ringray.lab.predict import rates
 from ringray.lab.predict.hardware import Direction, Fleet, Hardware
+from ringray.lab.predict.rates import Rates
 from ringray.lab.predict.simulator import Ports
 
 Floats = NDArray[np.float64]
@@ -104,6 +105,8 @@ def seconds(
     ring = ring_of(fields)
     if fields["transport"].startswith("allgather"):
         return _gathered(ring, direction, on, how)
+    if fields["transport"] == "by head":
+        return _by_head(ring, direction, on)
     moved = how.passes[direction]
     if fields["ring_size"] == 1:  # attention alone
         moved = Pass({}, {})
@@ -120,6 +123,11 @@ def seconds(
     )
     time = _around(ring, computing, direction, on, how) + _exchange(ring, on)
     return time + around / (STREAMED * on.memory_bandwidth)
+
+
+def _curve(ring: Ring, direction: Direction, on: Hardware) -> Rates:
+    heads, kv_heads = (ring.batch * number for number in (ring.heads, ring.kv_heads))
+    return rates.find(on, "bfloat16", ring.head_dim, direction, heads=heads, kv_heads=kv_heads)
 
 
 def _step(
@@ -139,7 +147,7 @@ def _step(
     skipped = ring.causal and ring.partition == "contiguous"
     seen = earlier if skipped else np.full(ring.ranks, True)
     pairs = queries * np.where(triangle, (keys + 1) / 2, keys)
-    curve = rates.find(on, "bfloat16", ring.head_dim, direction)
+    curve = _curve(ring, direction, on)
     flops = PAIR_FLOPS[direction] * ring.q * pairs
     bytes_moved, scattered = np.zeros(ring.ranks), np.zeros(ring.ranks)
     for name, rows, row in (("q", queries, ring.q), ("kv", keys, ring.kv)):
@@ -193,7 +201,7 @@ def _gathered(ring: Ring, direction: Direction, on: Hardware, how: Implementatio
     keys were gathered before; gradients of keys are reduced after it."""
     blocks, rank = 2 * ring.ranks, np.arange(ring.ranks)
     block, every = ring.rows / 2, ring.rows * ring.ranks
-    curve = rates.find(on, "bfloat16", ring.head_dim, direction)
+    curve = _curve(ring, direction, on)
     moved, time, seen = how.gathered[direction], np.zeros(ring.ranks), np.zeros(ring.ranks)
     for number in (rank, blocks - 1 - rank):
         keys = block * (number + 1.0) if ring.causal else np.full(ring.ranks, float(every))
@@ -207,3 +215,18 @@ def _gathered(ring: Ring, direction: Direction, on: Hardware, how: Implementatio
     time = time + (q * scattered[0] + kv * scattered[1]) / how.scatter
     sent = ITEMSIZE * ring.kv * (every - ring.rows) * (1 + (direction == "backward"))
     return float(time.max() + sent / on.inner.bandwidth)
+
+
+def _by_head(ring: Ring, direction: Direction, on: Hardware) -> float:
+    """Returns the seconds of a pass of the last rank of contiguous rows, whose keys are gathered
+    for each head of keys while the one before computes; gradients of each are reduced after it."""
+    alone = ring._replace(heads=ring.heads // ring.kv_heads, kv_heads=1)
+    keys, queries = np.full(1, float(ring.rows * ring.ranks)), np.full(1, float(ring.rows))
+    pairs = queries * (keys - queries / 2)
+    flops = PAIR_FLOPS[direction] * alone.q * pairs
+    (busy,) = _curve(alone, direction, on).seconds(flops, queries, keys, pairs)
+    moving = ITEMSIZE * alone.kv * ring.rows * (ring.ranks - 1) / on.inner.bandwidth
+    reduced = moving * (direction == "backward")
+    times = ring.kv_heads * (on.call + reduced + max(float(busy), moving))
+    joined = 4 * ring.q * ring.rows * (direction == "forward")  # outputs of all heads
+    return times + moving + joined / (STREAMED * on.memory_bandwidth)
