@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ringray.models.sdpa import context_parallel
     from ringray.nn import ContextParallelAttention, sharded_cross_entropy
     from ringray.training.mesh import make_mesh
+    from ringray.training.offload import offload
     from ringray.training.parallelize import parallelize
     from ringray.tuning.lookup import tuned_strategy
     from ringray_kernels.config import Blocks
@@ -31,6 +32,7 @@ __all__ = [
     "deal",
     "local_positions",
     "make_mesh",
+    "offload",
     "parallelize",
     "ring_attention",
     "ring_decode",
@@ -48,6 +50,7 @@ _HOME = {
     "deal": "ringray.attention.deal",
     "local_positions": "ringray.attention.sharding",
     "make_mesh": "ringray.training.mesh",
+    "offload": "ringray.training.offload",
     "parallelize": "ringray.training.parallelize",
     "ring_attention": "ringray.attention",
     "ring_decode": "ringray.attention.decode",

@@ -30,6 +30,8 @@ from ringray.models.decoder import Decoder
 from ringray.models.trial import refuse_unrouted
 from ringray.nn import ContextParallelAttention
 from ringray.training.mesh import Mesh
+from ringray.training.offload import layers_of
+from ringray.training.offload import offload as send_away
 from ringray.training.recipe import check_split
 
 _ROWS = 1  # dimension of (B, S, H)
@@ -42,6 +44,7 @@ def parallelize(
     *,
     dtype: torch.dtype | None = None,
     inputs: tuple[Any, ...] | None = None,
+    offload: bool = False,
 ) -> nn.Module:
     """Returns ``model`` with its attention on the mesh's ring and its weights sharded.
 
@@ -56,6 +59,8 @@ def parallelize(
         inputs: what its forward takes on a rank, by position, a few rows of it; None if token ids
             (B, S), or a stream (B, S, H), and positions (B, S) do. On a ring of several ranks the
             model is tried with it, and with NaN in one row.
+        offload: inputs of layers leave the device until their backward pass, as by
+            ``ringray.offload``; the layers are checkpointed.
 
     Raises:
         ValueError: on every rank, tokens of a model meet elsewhere than on the ring; TP does not
@@ -70,7 +75,8 @@ def parallelize(
                     "Decoder has tensor parallelism here"
                 )
             check_split(model.size, mesh.degrees.tp)
-        agree(comm, AgreedCall("parallelize", model=type(model).__name__, dtype=dtype))
+        name = type(model).__name__
+        agree(comm, AgreedCall("parallelize", model=name, dtype=dtype, offload=offload))
     for part in model.modules():
         if isinstance(part, ContextParallelAttention):
             part.group = mesh.ring
@@ -82,9 +88,12 @@ def parallelize(
             agree(sharing, AgreedCall("parallelize", weights=_digest(model)))
     if mesh.degrees.tp > 1:
         _split(cast("Decoder", model), mesh)
+    if offload:
+        # Stages run the forwards of a micro-batch one after another.
+        send_away(model, group=mesh.shards.get_group() if mesh.degrees.pp > 1 else None)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh.shards, "mp_policy": policy}
-    for layer in _layers(model):
+    for layer in layers_of(model):
         fully_shard(layer, **options)
     fully_shard(model, **options)
     return model
@@ -120,16 +129,6 @@ def _refuse_unrouted(model: nn.Module, ring: dist.ProcessGroup, inputs: Any) -> 
     dist.all_gather_object(reasons, reason)
     if any(reasons):
         raise ValueError(next(filter(None, reasons)))
-
-
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """Returns the layers of a model: of its longest list of modules of one class."""
-    containers = (x for x in model.modules() if isinstance(x, nn.ModuleList | nn.ModuleDict))
-    lists = [list(container.children()) for container in containers]
-    alike = [some for some in lists if len({*map(type, some)}) == 1]
-    # Containers cannot be sharded.
-    called = [some for some in alike if type(some[0]).forward is not nn.Module.forward]
-    return max(called, key=len, default=[])
 
 
 def _split(model: Decoder, mesh: Mesh) -> None:

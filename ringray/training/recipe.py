@@ -43,8 +43,9 @@ class Recipe:
     training: the learning rate rises for ``warmup`` of them and then falls to a tenth along a
     cosine. ``clip``: largest norm of the gradients. ``documents``: tokens see their own document
     only; without it sequences are the documents. ``dtype``: of computation; weights and optimizer
-    are in fp32. The others are options of the ``Decoder``; ``partition`` and ``transport`` are
-    balanced and direct by default in a pool, else zigzag and ring.
+    are in fp32. ``offload``: inputs of layers leave the device until their backward
+    pass. The others are options of the ``Decoder``; ``partition`` and ``transport`` are balanced
+    and direct by default in a pool, else zigzag and ring.
     """
 
     seq_len: int
@@ -63,6 +64,7 @@ class Recipe:
     mlp_rows: int | None = 1024
     loss_rows: int | None = 1024
     kept: Kept = "input"
+    offload: bool = False
     partition: str = ""
     transport: str = ""
     rope_theta: float = 10000.0
@@ -118,6 +120,8 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         raise ValueError(f"model: {model.name} has no gated MLP, or an odd head dim")
     if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents or recipe.pool > 1):
         raise ValueError("scores: whole scores need cp 1, no pool and documents: false")
+    if recipe.offload and recipe.kept == "all":
+        raise ValueError("offload: got true with kept: all, expected kept: input or attention")
     if recipe.scores == "whole" and recipe.kept == "attention":
         raise ValueError("kept: got 'attention', expected 'all' or 'input' with whole scores")
 

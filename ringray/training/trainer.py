@@ -83,7 +83,7 @@ class Trainer:
         options = {name: getattr(recipe, name) for name in _DECODER}
         self.model = Decoder(model, first=first, last=last, device=mesh.device, **options)
         self.model.reset(recipe.seed)
-        parallelize(self.model, mesh, dtype=torch_dtype(recipe.dtype))
+        parallelize(self.model, mesh, dtype=torch_dtype(recipe.dtype), offload=recipe.offload)
         matrices = [weight for weight in self.model.parameters() if weight.dim() > 1]
         others = [weight for weight in self.model.parameters() if weight.dim() <= 1]
         decaying = {"params": matrices, "weight_decay": recipe.weight_decay}

@@ -48,6 +48,7 @@ _TRAINED = (
     "scores",
     "mlp_rows",
     "kept",
+    "offload",
 )  # of ``training``, swept
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
 
@@ -107,7 +108,7 @@ def _points(spec: Spec, device: str) -> Iterator[TrialConfig]:
             if chosen["pool"]:
                 unset = POOLED.keys() - spec.strategy.model_fields_set
                 chosen |= {name: POOLED[name] for name in unset}
-            chosen["pool"] = chosen["pool"] or None
+            chosen |= {name: chosen[name] or None for name in ("pool", "offload")}
         # A default and its value are one point, so both have one normal form.
         chosen["kv_heads"] = chosen["kv_heads"] or chosen["heads"]
         if spec.trial_kind.decodes:

@@ -31,7 +31,7 @@ PROBLEM = (
 )  # fmt: skip
 _FIELDS = (
     "ring_size", "partition", "transport", "order", *PROBLEM, "backward", "backend", "blocks",
-    "threads", "dp", "tp", "pp", "pool", "kept", "mlp_rows", "scores",
+    "threads", "dp", "tp", "pp", "pool", "kept", "offload", "mlp_rows", "scores",
 )  # fmt: skip
 STRATEGY = tuple(name for name in _FIELDS if name not in PROBLEM)
 # Column headings of both, in the order of comparison.

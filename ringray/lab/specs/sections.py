@@ -258,6 +258,9 @@ class TrainSection(Fields):
     kept: Annotated[Names, Several(one_of(get_args(sizes.Kept)))] = "input"
     """Tensors that a layer keeps for its backward pass: all; its input and the result of attention,
     so the ring does not run again; its input alone."""
+    offload: Annotated[bool | tuple[bool, ...], Several(TRUTH)] = False
+    """true: inputs of layers leave the device until their backward pass: to pinned host memory, of
+    a CPU rank to its folder of temporary files ($TMPDIR). With kept: input or attention."""
     micro_batch: Annotated[int, whole(1, 4096)] = 1
     """Sequences of a replica that are computed at once; more than one without documents only."""
     steps: Annotated[int, whole(1, 1_000_000)] = 20

@@ -137,6 +137,7 @@ class TrialTraining:
     scores: str | None = None
     mlp_rows: int | None = None
     kept: str | None = None  #: tensors that a layer keeps for its backward pass
+    offload: bool | None = None  #: inputs of layers leave the device until then
     learning_rate: float | None = None
     corpus: tuple[str, ...] | None = None  #: paths
     tokenizer: str | None = None

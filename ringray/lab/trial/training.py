@@ -41,6 +41,7 @@ def from_config(config: TrialConfig) -> tuple[Model, Degrees, Recipe]:
         "warmup": max(1, measure.repeats // 10),
         "documents": training.corpus is not None,
         "pool": pool,
+        "offload": bool(training.offload),
         "seed": measure.seed + measure.replica,
     }
     recipe = Recipe(**options)
