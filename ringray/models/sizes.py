@@ -1,15 +1,16 @@
 """Sizes of decoders by name or by numbers, their parameters and FLOPs.
 
-The table is data (``sizes.yaml``). Imports numpy only, no torch.
+The tables are data (``sizes.yaml``, ``configs.yaml``). Imports numpy only, no torch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from ringray.base.errors import UserError, unknown
 from ringray.traffic.geometry import total_visible
@@ -21,6 +22,8 @@ Kept = Literal["all", "attention", "input"]
 Scores = Literal["blockwise", "whole"]  # of attention; whole: their matrix is kept
 
 TABLE = Path(__file__).with_name("sizes.yaml")
+CONFIGS = Path(__file__).with_name("configs.yaml")
+PATH = r"[/~]|\.json$"  # what the paths of models have and their names have not
 
 
 class Product(NamedTuple):
@@ -257,6 +260,25 @@ class Model:
         return self.mixed or (uniform,)
 
     @property
+    def unlike(self) -> list[str]:
+        """Returns what its layers have that those of a plain decoder have not, by the fields of a
+        ``config.json``."""
+        found = {
+            "sliding_window": any(part.window is not None for part in self.attention),
+            "attention_chunk_size": any(part.chunk for part in self.attention),
+            "kv_lora_rank": any(part.latent for part in self.attention),
+            "a gate of attention": any(part.gated for part in self.attention),
+            "num_experts": any(group.mlp and group.mlp.experts for group in self.groups),
+            "linear attention or states": any(group.recurrences for group in self.groups),
+        }
+        return [name for name, there in found.items() if there]
+
+    @property
+    def attention(self) -> list[Attention]:
+        """Returns the attention of each group that has any."""
+        return [group.attention for group in self.groups if group.attention]
+
+    @property
     def plain(self) -> dict[str, Any]:
         """Returns its name and sizes, by field: all there is to a model of plain layers."""
         beside = ("mixed", "heads_ahead", "assumptions")
@@ -337,25 +359,32 @@ class Model:
         return self.layers * (24 * s * h**2 + 4 * s**2 * h)
 
 
-@cache
-def table() -> dict[str, Model]:
-    """Returns the known models by name."""
+def load(path: Path) -> Any:
+    """Returns the content of a data file of this package."""
     import yaml
 
-    read: dict[str, dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
-    return {
-        name: Model(name, **{"kv_heads": sizes["heads"], **sizes}) for name, sizes in read.items()
-    }
+    # The parser in C is seven times as fast as the other, but not everywhere.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.load(path.read_text(encoding="utf-8"), loader)
+
+
+@cache
+def table() -> dict[str, dict[str, Any]]:
+    """Returns what is known of each model by name: sizes, or the fields of its ``config.json``."""
+    return cast("dict[str, dict[str, Any]]", {**load(TABLE), **load(CONFIGS)})
 
 
 def named(name: str | None, changed: Mapping[str, int | None]) -> Model:
-    """Returns the model of the table with ``given`` sizes in place of its own, or one of sizes.
+    """Returns the model of a name, or of a ``config.json`` or its folder, with ``changed`` sizes
+    in place of its own, or one of sizes.
 
-    A name may lack its family, then it is the latest with that size: ``8b``, ``70b``. Without a
-    name, sizes that lack are as usual for layers, hidden and heads.
+    A name may lack its family, then it is the latest Llama with that size: ``8b``, ``70b``; it may
+    be that of a repository of huggingface.co: ``Qwen/Qwen3-8B``. Without a name, sizes that lack
+    are as usual for layers, hidden and heads.
 
     Raises:
-        UserError: unknown name, a size that lacks, heads that K/V heads do not divide.
+        UserError: unknown name, a size that lacks, heads that K/V heads do not divide, sizes beside
+            a model whose layers differ, a file that is no model's.
     """
     sizes: dict[str, Any] = {key: value for key, value in changed.items() if value is not None}
     if name is None:
@@ -367,13 +396,31 @@ def named(name: str | None, changed: Mapping[str, int | None]) -> Model:
         usual["intermediate"] = -(-8 * hidden // (3 * 256)) * 256
         model = Model(**{"name": "these sizes", **usual, **sizes})
     else:
-        folded = name.casefold()
-        short = {entry.partition("-")[2]: entry for entry in table()}
-        if folded not in table() and folded not in short:
-            raise UserError(unknown("MODEL", name, (*table(), *short)))
-        model = replace(table()[short.get(folded, folded)], **sizes)
+        model = _known(name)
+        if model.mixed and (size := next((size for size in sizes if size != "vocab"), None)):
+            expected = f"expected none beside {name}, whose layers have further sizes"
+            raise UserError(f"{size}: got {sizes[size]}, {expected}")
+        model = replace(model, **sizes)
     if model.heads % model.kv_heads:
         raise UserError(
             f"kv_heads: got {model.kv_heads}, expected a divisor of the {model.heads} heads"
         )
     return model
+
+
+def _known(name: str) -> Model:
+    """Returns the model of a name or a path."""
+    from ringray.models import config_json  # which takes the parts of a model from here
+
+    folded, known = name.casefold(), table()
+    short = {key.partition("-")[2]: key for key, entry in known.items() if "from" not in entry}
+    on_hub = {entry["from"].casefold(): key for key, entry in known.items() if "from" in entry}
+    key = {**short, **on_hub}.get(folded, folded)
+    if re.search(PATH, name) and (key not in known or Path(name).expanduser().exists()):
+        return config_json.read(name)
+    if key not in known:
+        raise UserError(unknown("MODEL", name, (*known, *short)))
+    entry = known[key]
+    if "from" in entry:
+        return config_json.of_facts(f"{CONFIGS.name}: {key}", key, entry)
+    return Model(key, **{"kv_heads": entry["heads"], **entry})

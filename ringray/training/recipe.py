@@ -116,6 +116,7 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         )
     except ValueError as error:
         raise ValueError(f"transport: {reason_of(error)}") from None
+    check_layers(model)
     if not model.gated or model.head_dim % 2:
         raise ValueError(f"model: {model.name} has no gated MLP, or an odd head dim")
     if recipe.scores == "whole" and (degrees.cp > 1 or recipe.documents or recipe.pool > 1):
@@ -124,6 +125,15 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         raise ValueError("offload: got true with kept: all, expected kept: input or attention")
     if recipe.scores == "whole" and recipe.kept == "attention":
         raise ValueError("kept: got 'attention', expected 'all' or 'input' with whole scores")
+
+
+def check_layers(model: Model) -> None:
+    """Raises ValueError if a model has other layers than ``Decoder``."""
+    if model.mixed:
+        raise ValueError(
+            f"model: {model.name} has {', '.join(model.unlike) or 'layers of several kinds'}; "
+            "expected layers that are all alike, with full attention and one MLP"
+        )
 
 
 def check_split(model: Model, tp: int) -> None:

@@ -21,7 +21,7 @@ from ringray.lab.trial.lengths import drawn
 from ringray.models import sizes
 from ringray.partition import NAMES, PARTITIONS
 from ringray.traffic import walk
-from ringray.training.recipe import POOLED
+from ringray.training.recipe import POOLED, check_layers
 from ringray.tuning import table as tuned
 
 _LENGTHS = 64  # that those of a reach are multiples of
@@ -129,14 +129,19 @@ def _lengths(spec: Spec, documents: Any, seq_len: int) -> int | tuple[int, ...] 
         raise spec.error("problem.documents", str(error)) from None
 
 
-def _sizes(spec: Spec, name: str) -> dict[str, int]:
+def _sizes(spec: Spec, name: str) -> dict[str, Any]:
     sizes_asked = {size: getattr(spec.training, size) for size in _SIZES}
     try:
-        model = vars(sizes.named(name, sizes_asked))
-    except UserError as error:
+        model = sizes.named(name, sizes_asked)
+        check_layers(model)
+    except (UserError, ValueError) as error:
         field, _, text = str(error).partition(": ")
+        if field not in _SIZES:  # but the model, or its file
+            field, text = "model", str(error).removeprefix("model: ").removeprefix("MODEL: ")
         raise spec.error(f"training.{field}", text) from None
-    return {size: model[size] for size in _SIZES}
+    if Path(name).expanduser().exists() and name not in sizes.table():
+        name = str(_absolute(name))
+    return {"model": name, **{size: getattr(model, size) for size in _SIZES}}
 
 
 def _trained(spec: Spec) -> dict[str, Any]:

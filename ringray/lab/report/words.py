@@ -15,6 +15,7 @@ from ringray.base.units import ABSENT, digits, duration, mib, plural, ratio, sha
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.trial.metrics import Metric
 from ringray.lab.trial.outcome import STATUSES
+from ringray.models.sizes import named
 from ringray.traffic.mask import LIMITS
 from ringray_kernels.dtypes import DTYPES
 
@@ -218,7 +219,18 @@ def predicted_for(plan: Plan) -> list[str]:
     first = f"predicted for {on}{hardware.title}{fitted(hardware)}, times within {within}"
     if plan.on.shares_cores and not (plan.named or hardware.measured or hardware.fitted):
         first += "; `ringray calibrate` measures this machine"
-    return [first, *filter(None, [linked(plan.on)])]
+    return [first, *filter(None, [linked(plan.on)]), *_models(plan)]
+
+
+def _models(plan: Plan) -> list[str]:
+    """Writes what is assumed about each model that is trained."""
+    trained = (trial.config.training.model for trial in plan.trials if trial.config.training)
+    models = [named(name, {}) for name in dict.fromkeys(trained) if name]
+    return [
+        f"{model.name}: trained as a Llama of its sizes; {'; '.join(model.assumptions)}"
+        for model in models
+        if model.assumptions
+    ]
 
 
 def linked(on: Fleet) -> str:

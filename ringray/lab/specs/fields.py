@@ -101,15 +101,25 @@ def unquoted(value: object) -> object:
     return value
 
 
-def one_of(names: Collection[str], aliases: Mapping[str, str] | None = None) -> Kind:
-    """Returns the kind of ``names``; ``aliases`` stand for names."""
+def one_of(
+    names: Collection[str],
+    aliases: Mapping[str, str] | None = None,
+    also: str | None = None,
+) -> Kind:
+    """Returns the kind of ``names``; ``aliases`` stand for names, and other texts are valid that
+    have what the pattern ``also`` describes."""
     names, aliases = tuple(names), aliases or {}
     valid = (*names, *aliases)
 
     def resolve(value: object) -> object:
-        return aliases.get(check_name(value, valid), value) if isinstance(value, str) else value
+        if not isinstance(value, str) or (also and re.search(also, value)):
+            return value
+        return aliases.get(check_name(value, valid), value)
 
-    enum = Annotated[str, WithJsonSchema({"type": "string", "enum": list(valid)})]
+    schema: dict[str, Any] = {"type": "string", "enum": list(valid)}
+    if also:
+        schema = {"anyOf": [schema, {"type": "string", "pattern": also}]}
+    enum = Annotated[str, WithJsonSchema(schema)]
     name = Annotated[str, BeforeValidator(resolve, json_schema_input_type=enum)]
     return Kind(name, f"one of {', '.join(names)}" if len(names) > 1 else names[0])
 

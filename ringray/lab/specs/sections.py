@@ -222,8 +222,8 @@ class TrainSection(Fields):
     """The training of kind train: a model, its place on the ranks, and its data. ``problem`` has
     the tokens of a sequence, the sequences of a step (``batch``) and the type of computation."""
 
-    model: Annotated[Names, Several(one_of(sizes.table()))] = "llama-tiny"
-    """Sizes of the model."""
+    model: Annotated[Names, Several(one_of(sizes.table(), also=sizes.PATH))] = "llama-tiny"
+    """Sizes of the model: a name, or a path of its config.json or of a folder with one."""
     layers: Annotated[int | None, or_null(whole(1, 1024), "the model's")] = None
     """Layers. null: the model's, as for the sizes below."""
     hidden: Annotated[int | None, or_null(whole(1, 1 << 18), "the model's")] = None
