@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringray.lab.predict import cost_model
-from ringray.lab.predict.hardware import Direction, Fleet, Hardware, table
+from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware, table
 from ringray.lab.predict.simulator import Ports
 
 Floats = NDArray[np.float64]
@@ -98,7 +98,32 @@ TILES: dict[tuple[Direction, bool], tuple[int, int]] = {
 SUMMED = 2 + 2 + 4 + 8 + 4 + 2
 STREAMED = 0.85  # of the bandwidth of memory, that elementwise operations reach
 
-H100 = table()["h100"]
+# TFLOP/s of FlashAttention-3 alone on an H100, head dim 128, 64 heads and 8 of keys, by rows of
+# a call, 1k to 32k: bars of assets/magi_attn/exp/kernel/h100, measured in pixels.
+ALONE: dict[tuple[Direction, bool], tuple[int, ...]] = {
+    ("forward", False): (558, 672, 678, 674, 687, 702),
+    ("forward", True): (283, 584, 663, 658, 673, 681),
+    ("backward", False): (335, 453, 517, 556, 587, 601),
+    ("backward", True): (208, 353, 461, 517, 561, 585),
+}
+# Those curves in place of measured tables, whose kernels are others.
+H100 = table()["h100"].model_copy(
+    update={
+        "tables": None,
+        "collectives": None,
+        "call": 1e-5,  # a launch, a judgement
+        "attention": tuple(
+            Curve(
+                dtype="bfloat16",
+                head_dim=HEAD_DIM,
+                direction=way,
+                causal=causal,
+                rates={1024 << power: rate * 1e12 for power, rate in enumerate(rates)},
+            )
+            for (way, causal), rates in ALONE.items()
+        ),
+    }
+)
 # As it ran for these charts.
 MEASURED = H100.model_copy(
     update={

@@ -189,4 +189,7 @@ def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
 
     inner = slower(hardware.inner, factors.get("inner", 1.0))
     outer = slower(hardware.outer, 1.0 if on.linked else factors.get("outer", 1.0))
-    return hardware.model_copy(update={"attention": tuple(curves), "inner": inner, "outer": outer})
+    changed = {"attention": tuple(curves), "inner": inner, "outer": outer}
+    if "inner" in factors:  # the link that was fitted says it from now on
+        changed["collectives"] = None
+    return hardware.model_copy(update=changed)

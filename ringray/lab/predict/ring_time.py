@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringray.instruments.hops import Span
-from ringray.lab.predict import peak_memory, rates
+from ringray.lab.predict import collectives, peak_memory, rates
 from ringray.lab.predict.hardware import Fleet, Hardware
 from ringray.lab.predict.peak_memory import Sizes
 from ringray.lab.predict.simulator import Cores, Finished, PassWork, RingRanks, simulate, slowness
@@ -203,11 +203,16 @@ def _heads_for_rows(
     nodes = np.array([on.node(rank) for rank in range(world)]).reshape(-1, fold)
     near = ((nodes[:, :, None] == nodes[:, None, :]).sum(2) - 1) / (fold - 1)  # shares, by rank
     crowd, far = min(outer.ranks, on.per_node), float(1 - near.min())
-    within, between = sent * near.max() / inner.bandwidth, sent * far * crowd / outer.bandwidth
-    seconds = max(within, between) + 2 * passes * (outer if far else inner).latency
+    calls = 2 * passes
+    if far:
+        within, between = sent * near.max() / inner.bandwidth, sent * far * crowd / outer.bandwidth
+        seconds = max(within, between) + calls * outer.latency
+    else:
+        whole = sent * fold / (fold - 1) / calls  # with what a rank keeps
+        seconds = calls * collectives.seconds(on, "alltoall", fold, whole)
     if on.shares_cores:
         hardware = on.hardware
         swap = hardware.step + (fold - 1) * hardware.message
-        work = sent * hardware.copying + 2 * passes * swap
+        work = sent * hardware.copying + calls * swap
         seconds += Cores(on, world).elapsed(np.full(world, work))[0]
     return float(seconds), float(sent * (1 - near.mean()))

@@ -31,9 +31,9 @@ class Calls:
     window: int | None = None
 
     def time(self, rows: Floats, heads: int, kv_heads: int, work: float = 1.0) -> Floats:
-        """Returns seconds of calls. ``work``: pairs of a call that sees more of the same chains over
-        its pairs. Calls of more rows than measured ones have chains that are longer, and take as
-        long per row as the longest measured ones with as many chains."""
+        """Returns seconds of calls. ``work``: pairs of a call that sees more of the same chains,
+        over its pairs. Calls of more rows than measured ones have chains that are longer, and take
+        as long per row as the longest measured ones with as many chains."""
         last = self.rows[-1]
         seconds = self._within(np.minimum(rows, last), heads, kv_heads, work)
         for i in np.flatnonzero(rows > last):
