@@ -152,20 +152,25 @@ def _cost(fields: Mapping[str, Any], device: Hardware) -> tuple[float, float]:
 
 
 def _calibrated(device: Hardware, fields: Mapping[str, Any], unit: str) -> Hardware:
-    """Returns ``device`` with the curves of the row's last pass scaled so that it is exact."""
+    """Returns ``device`` with the curves of the row's last pass scaled so that it is exact, those
+    of its mask alone where it says so."""
     direction: Direction = "forward" if fields["direction"] == "forward" else "backward"
+    mask = fields["causal"] if fields.get("own_mask") else None
     low, high = 1 / 64, 64.0
     for _ in range(40):
         middle = math.sqrt(low * high)
-        slow = _figure(fields, _scaled(device, direction, middle), unit) < fields["published"]
+        scaled = _scaled(device, direction, mask, middle)
+        slow = _figure(fields, scaled, unit) < fields["published"]
         low, high = (middle, high) if slow else (low, middle)
-    return _scaled(device, direction, high)
+    return _scaled(device, direction, mask, high)
 
 
-def _scaled(device: Hardware, direction: Direction, factor: float) -> Hardware:
+def _scaled(
+    device: Hardware, direction: Direction, causal: bool | None, factor: float
+) -> Hardware:
     curves = []
     for one in device.attention:
-        by = factor if one.direction == direction else 1.0
+        by = factor if one.direction == direction and causal in (None, one.causal) else 1.0
         rates = {rows: rate * by for rows, rate in one.rates.items()}
         curves.append(one.model_copy(update={"rates": rates}))
     return device.model_copy(update={"attention": tuple(curves)})
