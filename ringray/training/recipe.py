@@ -12,12 +12,14 @@ from ringray.models.sizes import Kept, Model, Scores
 
 @dataclass(frozen=True)
 class Degrees:
-    """Ranks of each kind of parallelism: data, context (the ring), tensor, pipeline."""
+    """Ranks of each kind of parallelism: data, context (the ring), tensor, pipeline. ``ep``: ranks
+    of DP x CP among which experts are dealt, in predictions."""
 
     dp: int = 1
     cp: int = 1
     tp: int = 1
     pp: int = 1
+    ep: int = 1
 
     @property
     def ranks(self) -> int:
@@ -25,7 +27,8 @@ class Degrees:
         return self.dp * self.cp * self.tp * self.pp
 
     def __str__(self) -> str:
-        return f"DP {self.dp} x CP {self.cp} x TP {self.tp} x PP {self.pp}"
+        experts = f", EP {self.ep}" * (self.ep > 1)
+        return f"DP {self.dp} x CP {self.cp} x TP {self.tp} x PP {self.pp}{experts}"
 
 
 # Options of a model, and their defaults where sequences are pooled.

@@ -10,6 +10,7 @@ ring_time    the time of a trial, from both
 cost_model   FLOPs, bytes, messages, memory and time of a trial
 long_ring    the same of rings of hundreds of ranks
 peak_memory  predicted memory of a rank
+layers       kinds of layers that a model has, their attention on a ring
 transformer  memory of a rank and time of a step around the attention
 advise       degrees and rings that train a model fastest
 """

@@ -7,20 +7,23 @@ and stages run one forward, one backward. Imports numpy
 only.
 
     model.layers x [norm, Q K V, attention, product, norm, MLP], norm, logits, loss
+
+Layers may differ (``Model.groups``); times are those of the mean layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import get_args
 
 from ringray import transport as transports
-from ringray.lab.predict import cost_model, rates, ring_time
+from ringray.lab.predict import collectives, cost_model, layers, products, rates, ring_time
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
 from ringray.lab.trial import training
 from ringray.lab.trial.config import TrialConfig, default_config
-from ringray.models.sizes import Kept, Model, Scores
+from ringray.models.sizes import Kept, LayerGroup, Mlp, Model, Product, Scores
 from ringray.traffic.walk import FP32
 from ringray.training.recipe import Degrees
 from ringray_kernels.dtypes import DTYPES
@@ -95,8 +98,12 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         on = replace(on, per_node=min(on.per_node, config.ring.size))
     ring = training.ring_config(config, degrees)
     there = around(on, degrees)
-    both = cost_model.predict(ring, there)
-    forward = cost_model.predict(ring.changed(direction="forward"), there)
+
+    def of_layer(direction: str) -> Cost:
+        some = layers.rings(model, ring.changed(direction=direction), degrees.tp)
+        return layers.mean_cost((count, cost_model.predict(one, there)) for count, one in some)
+
+    both, forward = of_layer("forward+backward"), of_layer("forward")
     how = Training(
         recipe.seq_len * recipe.pool,
         recipe.sequences // recipe.pool,
@@ -110,7 +117,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     )
     how = replace(how, fused=not on.shares_cores, exchanged=exchanged(ring))
     time = step(model, degrees, how, on, forward, both)
-    calls = model.layers * how.sequences // how.micro_batch * degrees.tp
+    calls = sum(layers.attentions(model).values()) * how.sequences // how.micro_batch * degrees.tp
 
     def in_all(name: str) -> int:
         again = getattr(forward, name) * (recipe.kept == "input")
@@ -144,54 +151,91 @@ def exchanged(ring: TrialConfig) -> bool:
 
 def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float) -> RankMemory:
     """Returns the memory of a rank; ``attention_bytes``: peak of both passes of one attention with
-    blockwise scores, its inputs and gradients included."""
-    size, tp, shards = how.itemsize, degrees.tp, degrees.dp * degrees.cp
-    micro, layers = how.micro_batch, model.layers // degrees.pp
-    rows = -(-how.context // degrees.cp) * micro
-    under_way = min(how.sequences // degrees.dp // micro, degrees.pp) * layers
+    blockwise scores, its inputs and gradients included, the largest of all layers."""
+    size, tp, shards, hidden = how.itemsize, degrees.tp, degrees.dp * degrees.cp, model.hidden
+    rows, groups = -(-how.context // degrees.cp) * how.micro_batch, layers.every(model)
+    under_way = min(how.sequences // degrees.dp // how.micro_batch, degrees.pp) / degrees.pp
     outer = model.outer_parameters // (1 if degrees.pp == 1 or model.tied else 2)
-    states = how.state_bytes * (layers * model.layer_parameters + outer) / (tp * shards)
+    of_layers = sum(group.count * group.parameters(hidden) for group in groups)
+    states = how.state_bytes * (of_layers / degrees.pp + outer) / (tp * shards)
     # Weights of this layer and of the next, and this one's gradients.
-    gathered = 3 * size * model.layer_parameters / tp * (shards > 1)
+    gathered = 3 * size * max(_gathered(group, hidden, degrees) for group in groups) / tp
 
-    stream = rows * model.hidden / tp * size  # one tensor of the residual stream
-    heads = rows * model.head_dim / tp * size
-    queries, keys = heads * model.heads, 2 * heads * model.kv_heads  # Q or out; K and V
-    lse = rows * model.heads / tp * FP32
-    scores = rows**2 / micro * model.heads / tp * size * (how.scores == "whole")
-    of_mlp = (4 if model.gated else 2) * model.intermediate / tp * size  # a row, kept
-    whole_mlp = rows * of_mlp if how.mlp_rows is None else 0
-    attended = 3 * stream + 2 * queries + keys + lse  # input, norm, sum; Q, out; K and V
-    kept_bytes = {
-        # Also the result by rows instead of by heads, and each norm's before its weight.
-        "all": attended + queries + (1 if how.fused else 3) * stream + scores + whole_mlp,
-        "attention": stream + queries + lse + how.exchanged * (2 * queries + keys + lse),
-        "input": stream,
-    }[how.kept]
-
-    whole = rows * model.hidden * size * (tp > 1)  # a norm's result, gathered for the products
-    at_once = min(rows, (how.mlp_rows or rows) * micro)
-    mlp = attended + 3 * stream + at_once * of_mlp * 1.75  # with gradients of all but one of four
-    attention = 5 * stream + attention_bytes + SCORES_HELD * scores
+    kept_bytes = working = 0.0
+    for group in groups:
+        kept, computing = _activations(group, model, degrees, how, rows, attention_bytes)
+        kept_bytes += group.count * kept
+        working = max(working, computing - kept)
+    stream = rows * hidden / tp * size
     at_once = min(rows, how.loss_rows or rows)
     logits = at_once * model.vocab / tp * (size + 2 * FP32)  # logits, softmax, gradient
-    loss = 3 * stream + logits + 2 * size * model.vocab * model.hidden / tp * (shards > 1)
-    working = max(whole + max(mlp, attention) - kept_bytes, loss)
-    return RankMemory(states, gathered, kept_bytes * under_way, working)
+    loss = 3 * stream + logits + 2 * size * model.vocab * hidden / tp * (shards > 1)
+    return RankMemory(states, gathered, kept_bytes * under_way, max(working, loss))
+
+
+def _gathered(group: LayerGroup, hidden: int, degrees: Degrees) -> float:
+    """Returns the parameters of a layer that are gathered before it computes: all but those of
+    experts that lie whole on a rank, or on others."""
+    shards, experts = degrees.dp * degrees.cp, group.expert_parameters(hidden)
+    dense = (group.parameters(hidden) - experts) * (shards > 1)
+    return dense + experts / degrees.ep * (shards > degrees.ep)
+
+
+def _activations(
+    group: LayerGroup, model: Model, degrees: Degrees, how: Training, rows: int, attending: float
+) -> tuple[float, float]:
+    """Returns bytes that a layer keeps, and those while it computes; ``attending``: of its
+    attention."""
+    size, tp, micro, mlp = how.itemsize, degrees.tp, how.micro_batch, group.mlp or Mlp(0)
+    stream = rows * model.hidden / tp * size  # one tensor of the residual stream
+    feature = rows / tp * size
+    attended, out, lse, received, scores, computing = 3 * stream, 0.0, 0.0, 0.0, 0.0, 0.0
+    if of := group.attention:
+        queries, out = feature * of.heads * of.head_dim, feature * of.heads * of.value_dim
+        keys = feature * of.kv_heads * (of.head_dim + of.value_dim)
+        lse = rows * of.heads / tp * FP32
+        # Input, norm, sum; Q, out; K and V; ranks of MLA; a gate and what comes through it.
+        between = rows * of.latent_width * size + 2 * out * of.gated
+        attended += queries + out + keys + lse + between
+        received = queries + keys + out + lse
+        scores = rows**2 / micro * of.heads / tp * size * (how.scores == "whole")
+        computing = attending + SCORES_HELD * scores
+    for state in group.recurrences:
+        attended += feature * state.width
+        # Gradients of all that it keeps; each chunk's state, and its gradient.
+        computing += 2 * feature * (state.width + state.state / layers.CHUNK)
+    # Of a row, kept: the MLP's features; the copies for experts, what these return, their scores.
+    of_mlp = (4 if mlp.gated else 2) * mlp.width / tp * size
+    of_mlp += 2 * mlp.active * model.hidden * size + mlp.experts / tp * FP32
+    whole_mlp = rows * of_mlp if how.mlp_rows is None else 0
+    kept = {
+        # Also the result by rows instead of by heads, and each norm's before its weight.
+        "all": attended + out + (1 if how.fused else 3) * stream + scores + whole_mlp,
+        "attention": stream + out + lse + how.exchanged * received,
+        "input": stream,
+    }[how.kept]
+    whole = rows * model.hidden * size * (tp > 1)  # a norm's result, gathered for the products
+    at_once = min(rows, (how.mlp_rows or rows) * micro)
+    in_mlp = (
+        attended + 3 * stream + at_once * of_mlp * 1.75
+    )  # with gradients of all but one of four
+    return kept, whole + max(in_mlp, 5 * stream + computing)
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step of training, by what the slowest rank does. ``products``: dense products
-    and what is memory-bound beside them. ``attention``. ``again``: computed again. ``ring``,
-    ``tensor``, ``shards``: waiting for messages of CP, TP and FSDP. ``pipeline``: waiting for
-    other stages. ``optimizer``. ``spread``: relative half width of the 80% interval."""
+    """Seconds of one step of training, by what the slowest rank does. ``products``: dense products,
+    states and what is memory-bound beside them. ``attention``. ``again``: computed again. ``ring``,
+    ``tensor``, ``experts``, ``shards``: waiting for messages of CP, TP, EP and FSDP. ``pipeline``:
+    waiting for other stages. ``optimizer``. ``spread``: relative half width of the 80%
+    interval."""
 
     products: float
     attention: float
     again: float
     ring: float
     tensor: float
+    experts: float
     shards: float
     pipeline: float
     optimizer: float
@@ -211,60 +255,115 @@ class StepTime:
 def step(
     model: Model, degrees: Degrees, how: Training, on: Fleet, forward: Cost, both: Cost
 ) -> StepTime:
-    """Returns the time of a step; ``forward``, ``both``: of one attention, of its ring."""
+    """Returns the time of a step; ``forward``, ``both``: of one attention on its ring, in the mean
+    of the layers that attend."""
     micros = how.sequences // degrees.dp // how.micro_batch
-    layers, tp, hardware = model.layers // degrees.pp, degrees.tp, on.hardware
+    groups, tp, hardware = layers.every(model), degrees.tp, on.hardware
+    number = sum(group.count for group in groups)
     rows = -(-how.context // degrees.cp) * how.micro_batch
-    rate = _rate(on, how.dtype, how.threads)
-    dense = rows / tp * model.dense_flops / rate
-    dense += rows / tp * _touched(model) * how.itemsize / hardware.memory_bandwidth
-    computing = (both.time_ms - both.exposed_ms) / 1e3
-    waiting = both.exposed_ms / 1e3
+
+    def in_mean(value_of: Callable[[LayerGroup], float]) -> float:
+        return sum(group.count * value_of(group) for group in groups) / number
+
+    attends = in_mean(lambda group: group.attention is not None)
+    dense = in_mean(lambda group: _dense_s(group, model, degrees, how, on, rows))
+    computing = attends * (both.time_ms - both.exposed_ms) / 1e3
+    waiting = attends * both.exposed_ms / 1e3
     again = 0.0
     if how.kept != "all":
         again = dense
     elif how.mlp_rows is not None:
-        again = dense * model.intermediate * (2 + model.gated) * model.hidden / model.matrices
+
+        def mlp_s(group: LayerGroup) -> float:
+            mlp = replace(group, mixer=None, beside=None).active_matrices(model.hidden)
+            share = mlp / group.active_matrices(model.hidden)
+            return share * _dense_s(group, model, degrees, how, on, rows)
+
+        again = in_mean(mlp_s)
     if how.kept == "input":
-        again += (forward.time_ms - forward.exposed_ms) / 1e3
-        waiting += forward.exposed_ms / 1e3
+        again += attends * (forward.time_ms - forward.exposed_ms) / 1e3
+        waiting += attends * forward.exposed_ms / 1e3
     passes = 2 if how.kept == "all" else 3
     stream = rows * model.hidden * how.itemsize  # bytes
     inner, outer = hardware.inner.bandwidth, outer_bandwidth(on)
     # Two gathers and two reductions of the residual stream a pass.
     tensor = passes * 4 * (stream * (tp - 1) / tp / inner + hardware.inner.latency * (tp > 1))
-    busy = 3 * dense + computing + again + waiting + tensor
-    weights = 3 * how.itemsize * model.layer_parameters / tp  # gathered twice, reduced once
-    near, far = _sharded(weights, degrees, on)
-    ring = [sent / degrees.cp for sent in (both.inner_bytes, both.outer_bytes)]
+    # Rows go to their experts and come back, in a pass.
+    copies = in_mean(lambda group: group.mlp.active if group.mlp else 0)
+    among = replace(on, stride=on.stride * tp)
+    there = collectives.seconds(among, "alltoall", degrees.ep, copies * stream / tp)
+    routed = (passes + (how.kept == "all" and how.mlp_rows is not None)) * 2 * there
+    busy = 3 * dense + computing + again + waiting + tensor + routed
+    near, far = _sharded(model, degrees, how, on)
+    ring = [attends * sent / degrees.cp for sent in (both.inner_bytes, both.outer_bytes)]
     shards = max(busy, near + ring[0] / inner + tensor, far + ring[1] / outer) - busy
-    logits = 3 * rows / tp * model.logits_flops / rate
-    stage = layers * (busy + shards) + logits
+    logits = (
+        3
+        * (1 + model.heads_ahead)
+        * _multiplied_s([(1, rows, Product(model.hidden, model.vocab, "n"))], degrees, how, on)
+    )
+    stage = number / degrees.pp * (busy + shards) + logits
     hop = 0.0
     if degrees.pp > 1:
         hop = stream / tp / (outer if degrees.pp * degrees.cp * tp > on.per_node else inner)
-    each = layers * micros
+    each = number / degrees.pp * micros
+    parameters = sum(group.count * group.parameters(model.hidden) for group in groups)
+    moved = OPTIMIZER_BYTES * (parameters + model.outer_parameters) / degrees.ranks
     return StepTime(
         products=each * 3 * dense + micros * logits,
         attention=each * computing,
         again=each * again,
         ring=each * waiting,
         tensor=each * tensor,
+        experts=each * routed,
         shards=each * shards,
         pipeline=(degrees.pp - 1) * stage + 2 * hop * (micros + degrees.pp - 1),
-        optimizer=model.parameters / degrees.ranks * OPTIMIZER_BYTES / hardware.memory_bandwidth,
-        spread=both.high_ms / both.time_ms - 1,
+        optimizer=moved / hardware.memory_bandwidth,
+        spread=both.high_ms / both.time_ms - 1 if both.time_ms else hardware.spread,
     )
+
+
+def _dense_s(
+    group: LayerGroup, model: Model, degrees: Degrees, how: Training, on: Fleet, rows: int
+) -> float:
+    """Returns seconds of one layer but its attention, forward: products, states, and what is
+    memory-bound beside them."""
+    called = [(1, rows, product) for product in group.products(model.hidden)]
+    if group.mlp and group.mlp.experts:
+        mlp, ep = group.mlp, degrees.ep
+        # Each expert of a rank has its share of the rows of all ranks among which they are dealt.
+        here, share = mlp.experts // ep, -(-rows * ep * mlp.active // mlp.experts)
+        called += [(here, share, product) for product in group.expert_products(model.hidden)]
+    states = sum(state.flops for state in group.recurrences) / _rate(on, how.dtype, how.threads)
+    beside = layers.touched(group, model.hidden) * how.itemsize / on.hardware.memory_bandwidth
+    return _multiplied_s(called, degrees, how, on) + rows / degrees.tp * (states + beside)
+
+
+def _multiplied_s(
+    called: Iterable[tuple[int, int, Product]], degrees: Degrees, how: Training, on: Fleet
+) -> float:
+    """Returns seconds of products on a rank, each so many times and of so many rows. TP divides a
+    side of the matrix, or else the rows."""
+    total, tp = 0.0, degrees.tp
+    for times, rows, (k, n, split) in called:
+        shape = {"m": rows, "k": k, "n": n}
+        shape[split or "m"] = -(-shape[split or "m"] // tp)
+        total += times * products.seconds(on.hardware, how.dtype, **shape)
+    return total / _share(on, how.threads)
 
 
 def _rate(on: Fleet, dtype: str, threads: int) -> float:
     """Returns FLOP/s of dense products of one rank."""
+    return rates.peak(on.hardware, dtype) * on.hardware.products * _share(on, threads)
+
+
+def _share(on: Fleet, threads: int) -> float:
+    """Returns the rate of a rank beside the others of its node over that of one thread alone."""
     hardware = on.hardware
-    flops = rates.peak(hardware, dtype) * hardware.products
     if hardware.cores is None:
-        return flops
+        return 1.0
     shared = min(1.0, hardware.cores / (on.per_node * min(threads, hardware.cores)))
-    return flops * ring_time.speedup(on, threads, on.per_node) * shared
+    return ring_time.speedup(on, threads, on.per_node) * shared
 
 
 def outer_bandwidth(on: Fleet) -> float:
@@ -272,21 +371,21 @@ def outer_bandwidth(on: Fleet) -> float:
     return on.hardware.outer.bandwidth / min(on.hardware.outer.ranks, on.per_node)
 
 
-def _touched(model: Model) -> float:
-    """Returns elements per token that a layer reads and writes beside its products, forward: two
-    norms, two sums, rotation of Q and K, and the MLP's activation."""
-    rotated = 2 * (model.heads + model.kv_heads) * model.head_dim
-    return 10 * model.hidden + rotated + (2 + model.gated) * model.intermediate
-
-
-def _sharded(moved: float, degrees: Degrees, on: Fleet) -> tuple[float, float]:
-    """Returns seconds in which the links within a node and between nodes carry ``moved`` bytes of
-    gathers and reductions over DP x CP."""
-    shards = degrees.dp * degrees.cp
-    if shards == 1:
-        return 0.0, 0.0
+def _sharded(model: Model, degrees: Degrees, how: Training, on: Fleet) -> tuple[float, float]:
+    """Returns seconds in which the links within a node and between nodes carry the weights of a
+    layer, in the mean: gathered twice and reduced once over DP x CP, those of experts over every
+    ``ep``-th rank of it."""
+    ranks, hidden, groups = degrees.dp * degrees.cp, model.hidden, layers.every(model)
     stages = max(1, min(degrees.pp, on.per_node // (degrees.tp * degrees.cp)))
-    together = min(shards, max(1, on.per_node // (degrees.tp * stages)))  # on one node
-    within = moved * (1 - 1 / shards) / on.hardware.inner.bandwidth * (together > 1)
-    between = moved * (1 - together / shards) / together / outer_bandwidth(on)
+    near = min(ranks, max(1, on.per_node // (degrees.tp * stages)))  # on one node
+    number = sum(group.count for group in groups)
+    experts = sum(group.count * group.expert_parameters(hidden) for group in groups)
+    dense = sum(group.count * group.parameters(hidden) for group in groups) - experts
+    within = between = 0.0
+    for elements, every in ((dense, 1), (experts / degrees.ep, degrees.ep)):
+        moved = 3 * how.itemsize * elements / number / degrees.tp
+        shards, together = ranks // every, max(1, near // every)
+        if shards > 1:
+            within += moved * (1 - 1 / shards) / on.hardware.inner.bandwidth * (together > 1)
+            between += moved * (1 - together / shards) / together / outer_bandwidth(on)
     return within, between
