@@ -140,7 +140,9 @@ def _cost(fields: Mapping[str, Any], device: Hardware) -> tuple[float, float]:
         return sum(theirs.seconds(fields, w, device, how) for w in which), flops * pairs / ranks
     nodes = -(-ranks // device.ranks_per_node)
     fleet = Fleet("published", device, nodes, -(-ranks // nodes))
-    trial = {name: value for name, value in fields.items() if name not in ("published", "implementation")}
+    trial = {
+        name: value for name, value in fields.items() if name not in ("published", "implementation")
+    }
     passes = ("forward+backward", "forward") if direction == "backward" else (direction,)
     costs = [
         cost_model.predict(TrialConfig.from_dict(_TRIAL | trial | {"direction": one}), fleet)

@@ -62,16 +62,15 @@ class Rates:
         square = np.clip(2 * part - 1, 0.0, 1.0)
         per_flop = square / self._at(log_rows, self.full)
         triangle = 1 / self._triangle(log_rows, self.causal)
-        if self.windowed is not None:
+        banded = (band < 1) & (visible > 0)
+        if self.windowed is not None and np.any(banded):
             # From a window as wide as the measured ones to a triangle, as a power of the keys.
-            mean, most = (
-                np.maximum(visible / np.maximum(queries, 1.0), 1.0),
-                np.maximum(keys / 2 / calls.WINDOW, 1.01),
-            )
-            share = np.clip(np.log(mean / calls.WINDOW) / np.log(most), 0.0, 1.0)
+            mean, most = visible / np.maximum(queries, 1.0), keys / 2
+            wider, widest = (np.maximum(n / calls.WINDOW, 1.0) for n in (mean, most))
+            share = np.minimum(np.log(wider) / np.log(np.maximum(widest, 1.01)), 1.0)
             whole = self._triangle(np.log(area) / 2, self.causal)
             narrow = self._at(np.log(np.maximum(queries, 1.0)), self.windowed)
-            triangle = np.where(band < 1, 1 / (whole**share * narrow ** (1 - share)), triangle)
+            triangle = np.where(banded, 1 / (whole**share * narrow ** (1 - share)), triangle)
         if np.any(stepped):
             wasted = _computed(np.exp(log_rows)) / self._triangle(log_rows, self.stepped)
             triangle = np.where(stepped, wasted, triangle)

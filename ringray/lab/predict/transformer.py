@@ -287,7 +287,7 @@ def step(
     stream = rows * model.hidden * how.itemsize  # bytes
     inner, outer = hardware.inner.bandwidth, outer_bandwidth(on)
     # Two gathers and two reductions of the residual stream a pass.
-    tensor = passes * 4 * (stream * (tp - 1) / tp / inner + hardware.inner.latency * (tp > 1))
+    tensor = passes * 2 * _gathered_s(on, tp, stream, gathers=1)
     # Rows go to their experts and come back, in a pass.
     copies = in_mean(lambda group: group.mlp.active if group.mlp else 0)
     among = replace(on, stride=on.stride * tp)
@@ -383,9 +383,18 @@ def _sharded(model: Model, degrees: Degrees, how: Training, on: Fleet) -> tuple[
     dense = sum(group.count * group.parameters(hidden) for group in groups) - experts
     within = between = 0.0
     for elements, every in ((dense, 1), (experts / degrees.ep, degrees.ep)):
-        moved = 3 * how.itemsize * elements / number / degrees.tp
+        size = how.itemsize * elements / number / degrees.tp
         shards, together = ranks // every, max(1, near // every)
-        if shards > 1:
-            within += moved * (1 - 1 / shards) / on.hardware.inner.bandwidth * (together > 1)
-            between += moved * (1 - together / shards) / together / outer_bandwidth(on)
+        if shards == together:
+            there = replace(on, stride=on.stride * degrees.tp * every)
+            within += _gathered_s(there, shards, size, gathers=2)
+        else:
+            within += 3 * size * (1 - 1 / shards) / on.hardware.inner.bandwidth * (together > 1)
+            between += 3 * size * (1 - together / shards) / together / outer_bandwidth(on)
     return within, between
+
+
+def _gathered_s(on: Fleet, ranks: int, size: float, gathers: int) -> float:
+    """Returns seconds of some gathers of ``size`` bytes and of one reduction."""
+    reducing = collectives.seconds(on, "reduce_scatter", ranks, size)
+    return gathers * collectives.seconds(on, "all_gather", ranks, size) + reducing

@@ -36,7 +36,7 @@ def test_a_long_ring_takes_what_its_simulation_takes(changed: dict[str, Any]) ->
     whole, predicted = cost_model.predict(config, on), long_ring.predict(config, on)
     for name in ("time_ms", "low_ms", "high_ms"):
         assert getattr(predicted, name) == pytest.approx(getattr(whole, name), rel=0.01)
-    assert predicted.exposed_ms == pytest.approx(whole.exposed_ms, abs=0.01 * whole.time_ms)
+    assert predicted.exposed_ms == pytest.approx(whole.exposed_ms, abs=0.015 * whole.time_ms)
     assert predicted.peak_memory_bytes == pytest.approx(whole.peak_memory_bytes, rel=1e-4)
     if "window" not in changed:
         for name in ("flops", "sent_bytes", "messages", "inner_bytes", "outer_bytes"):
