@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._pytree import tree_leaves
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
@@ -106,10 +107,13 @@ class Offload:
 
     def leave(self, x: Tensor) -> Away:
         """Sends a layer's input away."""
+        x = x.detach()
+        if isinstance(x, AsyncCollectiveTensor):  # a message of TP may be under way
+            x = x.trigger_wait()
         if x.device not in self.stores:
             cuda = x.device.type == "cuda"
             self.stores[x.device] = PinnedMemory(x.device) if cuda else Files(self._folder)
-        away = Away(x.detach(), self)
+        away = Away(x, self)
         self.latest = weakref.ref(away)
         self._away.add(away)
         return away
@@ -193,8 +197,9 @@ class _Pass(saved_tensors_hooks):
         super().__init__(self._pack, lambda x: x.back() if isinstance(x, Away) else x)
         self._made, self._layer = made, type(layer).__name__
         self._inputs = [x for x in tree_leaves((args, options)) if isinstance(x, Tensor)]
-        # The stream between layers comes first.
-        self._stream = next((x for x in args if type(x) is Tensor and x.is_floating_point()), None)
+        # The stream between layers comes first; of DTensors it is not known how they leave.
+        plain = (x for x in self._inputs if type(x) in (Tensor, AsyncCollectiveTensor))
+        self._stream = next((x for x in plain if x.is_floating_point()), None)
         self._away: Away | None = None
         self.__enter__()
 

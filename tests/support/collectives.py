@@ -348,6 +348,15 @@ def sharded_models() -> Collective:
     return Collective(run, wrong, {"dtype: ": partial(run, dtype=torch.bfloat16)})
 
 
+def offloading() -> Collective:
+    def run(layers: int = 2) -> None:
+        some = nn.ModuleList(nn.Linear(2, 2) for _ in range(layers))
+        ringray.offload(nn.Sequential(nn.Identity(), some))
+
+    wrong = {"no list of layers": partial(ringray.offload, nn.Linear(2, 2))}
+    return Collective(run, wrong, {"layers: ": partial(run, 3)})
+
+
 def steps(folder: Path) -> Collective:
     made = trainer.Trainer(
         TINY, ringray.make_mesh(), Recipe(seq_len=16), RandomTokens(TINY.vocab)
@@ -375,7 +384,8 @@ def steps(folder: Path) -> Collective:
 
 COLLECTIVES: dict[str, Callable[[], Collective]] = {
     "ContextParallelAttention": module, "ShardedKV": decoding, "context_parallel": routing,
-    "make_mesh": meshes, "parallelize": sharded_models, "ring_attention": attention,
+    "make_mesh": meshes, "offload": offloading, "parallelize": sharded_models,
+    "ring_attention": attention,
     "ring_decode": decoding, "sharded_cross_entropy": plain_loss,
     "sharded_linear_cross_entropy": linear_loss, "unshard": unsharding,
     "backward of unshard": backward_of_unshard,

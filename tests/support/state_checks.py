@@ -307,7 +307,7 @@ FUNCTIONS: Mapping[str, Callable[[], Call]] = {
     "tuned_strategy": lambda: strategy,
 }
 # Whose results are no tensors, or which change a model by torch's own means.
-STATELESS = ("Blocks", "parallelize")
+STATELESS = ("Blocks", "offload", "parallelize")
 
 
 def forget() -> None:

@@ -1,0 +1,213 @@
+"""Inputs of layers that leave the device: the same training, in exactly so much less memory."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+import ringray
+from ringray.training import offload
+from ringray.training.recipe import Degrees, Recipe, check
+from tests.support import offload_checks as checks
+from tests.support.offload_checks import RECIPE, SEQ_LEN, TINY, decoder, equal, gradients, loss
+from tests.support.ranks import on_ring
+
+STREAM = SEQ_LEN * TINY.hidden * 4  # bytes
+
+
+@pytest.mark.parametrize("kept", ["input", "attention"])
+def test_steps_are_bitwise_the_same(kept: str) -> None:
+    on_ring(1, [partial(checks.steps_are_bitwise_the_same, Degrees(), kept)])
+
+
+@pytest.mark.parametrize("degrees", [Degrees(cp=2), Degrees(pp=2), Degrees(tp=2)], ids=str)
+def test_steps_of_two_ranks_are_bitwise_the_same(degrees: Degrees) -> None:
+    on_ring(2, [partial(checks.steps_are_bitwise_the_same, degrees, "input")])
+
+
+def test_a_hugging_face_model_trains_the_same() -> None:
+    on_ring(2, [checks.hugging_face_model_is_the_same])
+
+
+def test_a_rank_without_room_stops_all_behind_its_step() -> None:
+    on_ring(2, [checks.disk_without_room])
+
+
+def test_a_context_fits_only_with_it(tmp_path: Path) -> None:
+    on_ring(1, [partial(checks.fits_only_away, tmp_path)])
+    assert not [*tmp_path.iterdir()]
+
+
+def live(work: Any) -> int:
+    """Bytes of tensors that a call leaves."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        work()
+    events = profiler.profiler.kineto_results.events()
+    return sum(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+def test_exactly_the_inputs_of_layers_are_freed() -> None:
+    models = {name: decoder() for name in ("here", "away")}
+    away, losses = ringray.offload(models["away"]), {}
+    for model in models.values():
+        loss(model).backward()  # tables of positions stay
+        model.zero_grad()
+    bytes_of = {
+        name: live(lambda model=model, name=name: losses.update({name: loss(model)}))
+        for name, model in models.items()
+    }
+    assert bytes_of["here"] - bytes_of["away"] == away.bytes == TINY.layers * STREAM
+    for value in losses.values():
+        value.backward()
+    assert away.bytes == 0
+    assert equal(*map(gradients, models.values()))
+
+
+def test_graphs_may_be_several_kept_or_dropped() -> None:
+    models = [decoder(), decoder()]
+    away = ringray.offload(models[1])
+    for model in models:
+        first, second = loss(model), loss(model, 3)
+        first.backward(retain_graph=True)
+        (first + second).backward()
+    assert equal(*map(gradients, models))
+    del first, second
+    assert away.bytes == 0
+    models[1].eval()
+    loss(models[1]).backward()  # of a model that is not in training nothing leaves
+    with torch.no_grad():
+        loss(models[1].train())
+    assert away.bytes == 0
+
+
+def test_a_forward_that_fails_leaves_nothing() -> None:
+    model, wanted = decoder(), decoder()
+    away = ringray.offload(model)
+    hook = model.norm.register_forward_pre_hook(lambda *_: 1 / 0)
+    for part in (model.norm, model.layers["1"].mlp):  # behind the layers, and in the second one
+        hook.remove()
+        hook = part.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            loss(model)
+        assert away.bytes == 0
+    hook.remove()
+    loss(model).backward()
+    loss(wanted).backward()
+    assert equal(gradients(model), gradients(wanted))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_compiled_layers_send_their_inputs_away(whole: bool) -> None:
+    model, wanted = decoder(), decoder()
+    away = ringray.offload(model)
+    for part in [model] if whole else model.layers.values():
+        part.compile(backend="aot_eager")
+    out = loss(model)
+    assert away.bytes == TINY.layers * STREAM
+    out.backward()
+    loss(wanted).backward()
+    for x, y in zip(gradients(model), gradients(wanted), strict=True):
+        torch.testing.assert_close(x, y)
+    torch._dynamo.reset()
+
+
+class Changing(checks.Scaled):
+    """A layer that changes its input."""
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        return super()._scaled(x.mul_(2))
+
+
+def test_what_cannot_leave_is_refused(tmp_path: Path) -> None:
+    kept = decoder(kept="all")
+    ringray.offload(kept)
+    with pytest.raises(ValueError, match=r"a Layer keeps other tensors .* checkpointed"):
+        loss(kept)
+    changing = checks.Stream(2)
+    changing.layers = torch.nn.ModuleList(Changing() for _ in range(2))
+    ringray.offload(changing)
+    with pytest.raises(ValueError, match="changes its input in place"):
+        changing(torch.ones(2, 3))
+    with pytest.raises(ValueError, match="Linear has no list of layers"):
+        ringray.offload(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"folder: got .*none, expected one that exists"):
+        ringray.offload(decoder(), folder=tmp_path / "none")
+    with pytest.raises(ValueError, match="offload: got true with kept: all, expected kept: input"):
+        check(TINY, Degrees(), Recipe(SEQ_LEN, kept="all", offload=True))
+    check(TINY, Degrees(), RECIPE)
+
+
+class FakeStream:
+    """A stream of a device that is not there; its copies are done at once."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def wait_stream(self, other: Any) -> None:
+        self.calls.append("waits")
+
+    def record_event(self) -> str:
+        return "event"
+
+    def wait_event(self, event: str) -> None:
+        self.calls.append(event)
+
+    def __enter__(self) -> None:
+        self.calls.append("copies")
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+def test_pinned_memory_is_copied_on_its_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stand-ins: it has not run on a GPU."""
+    here, side, empty = FakeStream(), FakeStream(), torch.empty
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    model, wanted = decoder(), decoder()
+    away = ringray.offload(model)
+    away.stores[torch.device("cpu")] = offload.PinnedMemory(torch.device("cpu"))
+    monkeypatch.setattr(torch, "empty", lambda *args, pin_memory=False, **o: empty(*args, **o))
+    out = loss(model)
+    assert away.bytes == TINY.layers * STREAM
+    assert side.calls == ["waits", "copies"] * TINY.layers
+    assert here.calls == ["event"] * TINY.layers  # behind each layer
+    out.backward()
+    loss(wanted).backward()
+    assert equal(gradients(model), gradients(wanted))
+    assert side.calls == ["waits", "copies"] * 2 * TINY.layers
+    assert here.calls == ["event"] * 2 * TINY.layers
+
+
+def test_the_input_before_comes_back_ahead_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read when the layer behind it begins its backward pass, and no earlier."""
+    reads: list[int] = []
+    read = offload.Files.read
+
+    def reading(self: Any, place: Any, into: Tensor) -> Any:
+        reads.append(calls[0])
+        return read(self, place, into)
+
+    model, calls = checks.Stream(4), [0]
+    monkeypatch.setattr(offload.Files, "read", reading)
+    ringray.offload(model)
+    for layer in model.layers:
+        scaled = layer._scaled
+
+        def counting(x: Tensor, scaled: Any = scaled) -> Tensor:
+            calls[0] += 1
+            return scaled(x)
+
+        layer._scaled = counting
+    out = model(torch.ones(1, 2, 3)).sum()
+    calls[0] = 0
+    out.backward()
+    assert reads == [0, 0, 1, 2]  # layers that have begun
