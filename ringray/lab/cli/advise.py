@@ -12,9 +12,10 @@ from ringray.base import units
 from ringray.base.errors import UserError, unknown
 from ringray.lab.cli.options import STORE, Option, Output, options, write
 from ringray.lab.predict import advise as advice
-from ringray.lab.predict import calibration
-from ringray.lab.predict.advise import Pooled, Proposal, TrainingRequest
+from ringray.lab.predict import calibration, pooling
+from ringray.lab.predict.advise import Proposal, TrainingRequest
 from ringray.lab.predict.fitting import fitted, past_trials
+from ringray.lab.predict.pooling import Pooled
 from ringray.lab.predict.transformer import RankMemory
 from ringray.lab.report import tables, words
 from ringray.lab.specs import model as specs
@@ -73,7 +74,7 @@ def advise(arguments: argparse.Namespace) -> int:
         proposals = advice.advise(request, arguments.top or _TOP)
         answer, shown = _fastest(request, proposals)
         if arguments.lengths:
-            pooled = advice.pooled(request, proposals[0], lengths.read(arguments.lengths))
+            pooled = pooling.pooled(request, proposals[0], lengths.read(arguments.lengths))
             answer["pool"] = pooled._asdict()
             shown.append(_pool(arguments.lengths, proposals[0], pooled))
         if arguments.spec:

@@ -13,4 +13,5 @@ peak_memory  predicted memory of a rank
 layers       kinds of layers that a model has, their attention on a ring
 transformer  memory of a rank and time of a step around the attention
 advise       degrees and rings that train a model fastest
+pooling      packed documents on these rings, and on one pool
 """

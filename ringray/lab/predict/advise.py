@@ -2,7 +2,8 @@
 
 All degrees that multiply out are listed with a lower bound of their step; in that order the
 attention of each is predicted with every transport, until the bounds are above the best found.
-Partitions and walks back are compared where ranks wait for messages.
+Partitions and walks back are compared where ranks wait for messages. Of proposals that are equally
+fast, that with most room in memory comes first.
 """
 
 from __future__ import annotations
@@ -13,19 +14,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from statistics import mean
 from typing import Any, NamedTuple
 
 from ringray import partition, transport
 from ringray.base import units
 from ringray.base.errors import UserError
-from ringray.lab.predict import cost_model, long_ring, rates, transformer
+from ringray.lab.predict import cost_model, layers, long_ring, rates, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Direction, Fleet
 from ringray.lab.predict.transformer import RankMemory, StepTime, Training
-from ringray.lab.trial import lengths
 from ringray.lab.trial.config import TrialConfig
-from ringray.models.sizes import Model
+from ringray.models.sizes import LayerGroup, Model
 from ringray.traffic.walk import BACKWARDS
 from ringray.training.recipe import Degrees
 
@@ -34,11 +33,9 @@ USABLE = 0.92  # of a device's memory; the rest is its context, libraries' buffe
 LONGEST = (1 << 31) - 1  # tokens of a sequence
 _FEW = 8  # ranks of a ring that holds as much per rank as a larger one
 _UNIT = 64  # rows of a rank: lengths that --max-context tries
+EQUAL = 0.02  # of a step, by which differences between layouts of one fleet are not known
 _GAIN = 0.005  # of the step; if less is lost, nothing is gained by other transports and walks
 _MATTERS = 0.1  # of the step, from which a loss limits it
-_BATCHES = 4  # drawn from a table of lengths
-_LARGEST_POOL = 512  # ranks: the tables of a larger one take long
-_SPLIT = ("heads", "kv_heads", "intermediate")  # of a model, by TP
 # What layers keep, and rows of the MLP at once: the fastest first.
 _WAYS: list[dict[str, Any]] = [{"kept": some} for some in transformer.KEPT]
 _WAYS.insert(0, {"kept": "all", "mlp_rows": None})
@@ -66,17 +63,28 @@ class TrainingRequest:
         return Training(self.context, self.sequences, self.dtype, **way)
 
     def attention(self, degrees: Degrees, **chosen: Any) -> TrialConfig:
-        """Returns the attention of one layer and micro-batch on one ring."""
+        """Returns the attention of one layer and micro-batch on one ring, of the layers with most
+        FLOPs."""
         model, tp = self.model, degrees.tp
         ring = {"ring_size": degrees.cp, "seq_len": self.context, "head_dim": model.head_dim}
         heads = {"heads": model.heads // tp, "kv_heads": model.kv_heads // tp, "repeats": 5}
         device = "cpu" if self.on.shares_cores else "cuda"
         usual = {"dtype": self.dtype, "backward": BACKWARDS[0], "device": device}
-        return cost_model.causal_pass(**(ring | heads | usual | chosen))
+        config = cost_model.causal_pass(**(ring | heads | usual | chosen))
+        return layers.rings(model, config, tp)[0][1]
 
     def cost(self, degrees: Degrees, config: TrialConfig) -> Cost:
-        """Returns the cost of ``config`` on one of the rings."""
-        return _cost(config, transformer.around(self.on, degrees))
+        """Returns the cost of ``config`` on one of the rings, in the mean of the layers."""
+        ring = transformer.around(self.on, degrees)
+        kinds = layers.rings(self.model, config, degrees.tp)
+        return layers.mean_cost((count, _cost(one, ring)) for count, one in kinds)
+
+    def expert_ranks(self, degrees: Degrees) -> list[int]:
+        """Lists the numbers of ranks of DP x CP among which experts can be dealt."""
+        experts = math.gcd(*(group.mlp.experts for group in self.model.groups if group.mlp))
+        most = math.gcd(experts, degrees.dp * degrees.cp) if experts else 1
+        wanted = self.fixed.get("ep")
+        return [n for n in range(1, most + 1) if most % n == 0 and wanted in (None, n)]
 
 
 @lru_cache(maxsize=4096)
@@ -93,6 +101,7 @@ class Proposal(NamedTuple):
     both: Cost
     memory: RankMemory
     time: StepTime
+    room: float  # bytes
 
     def mfu(self, request: TrainingRequest, flops: float) -> float:
         """Returns model FLOPs utilization; ``flops``: of one sequence, forward."""
@@ -108,6 +117,7 @@ class Proposal(NamedTuple):
             "memory: activations are computed again": self.time.again,
             f"messages of the ring {far if self.both.outer_bytes else near}": self.time.ring,
             f"messages of TP {near}": self.time.tensor,
+            "messages to experts": self.time.experts,
             f"shards of weights {far if on.nodes > 1 else near}": self.time.shards,
             "stages that wait for others": self.time.pipeline,
         }
@@ -118,12 +128,13 @@ class Proposal(NamedTuple):
 def possible(request: TrainingRequest) -> list[Degrees]:
     """Lists the degrees that multiply out; raises UserError, with the rules, if none does."""
     model, on = request.model, request.on
+    split = {size for group in model.groups for size in _split(group)}
     divides = {"tp": on.per_node, "pp": model.layers, "dp": request.sequences, "cp": on.ranks}
     rules = (
-        f"TP divides the {on.per_node} ranks of a node, {model.heads} heads, {model.kv_heads} K/V "
-        f"heads and an MLP of {model.intermediate}; PP {model.layers} layers; "
-        f"DP {request.sequences} sequences of a step; CP is at most {LARGEST}; "
-        f"DP x CP x TP x PP is {on.ranks}"
+        f"TP divides the {on.per_node} ranks of a node, heads, K/V heads and MLPs, which are "
+        f"{', '.join(map(str, sorted(split)))}; PP {model.layers} layers; "
+        f"DP {request.sequences} sequences of a step; EP experts and DP x CP; CP is at most "
+        f"{LARGEST}; DP x CP x TP x PP is {on.ranks}"
     )
 
     def choices(name: str) -> Iterator[int]:
@@ -137,42 +148,61 @@ def possible(request: TrainingRequest) -> list[Degrees]:
     for tp, pp, dp in itertools.product(*map(choices, ("tp", "pp", "dp"))):
         cp, remaining = divmod(on.ranks, tp * pp * dp)
         fits = cp and not remaining and request.fixed.get("cp", cp) == cp
-        if (
-            fits
-            and cp <= min(request.context, LARGEST)
-            and not any(getattr(model, of) % tp for of in _SPLIT)
-        ):
-            fitting.append(Degrees(dp, cp, tp, pp))
+        if fits and cp <= min(request.context, LARGEST) and not any(size % tp for size in split):
+            degrees = Degrees(dp, cp, tp, pp)
+            # That with the least memory stands for all.
+            fitting += [replace(degrees, ep=n) for n in request.expert_ranks(degrees)[-1:]]
     if not fitting:
         asked = ", ".join(f"--{name} {n}" for name, n in request.fixed.items())
         raise UserError(f"{asked or f'--on {on}'}: cannot be; {rules}")
     return fitting
 
 
-def _proposal(request: TrainingRequest, degrees: Degrees, config: TrialConfig) -> Proposal | None:
-    """Returns the first way to keep activations that fits into memory, None if none does."""
+def _split(group: LayerGroup) -> list[int]:
+    """Lists the sizes of a layer that TP divides."""
+    of, mlp = group.attention, group.mlp
+    sizes = [of.heads, of.kv_heads] if of else []
+    if mlp:
+        sizes += [mlp.intermediate, mlp.shared_intermediate, mlp.expert_intermediate]
+    return [size for size in sizes if size]
+
+
+def _fitting(request: TrainingRequest, degrees: Degrees, config: TrialConfig) -> list[Proposal]:
+    """Lists the ways to keep activations, and to deal experts, that fit into memory."""
     both, exchanged = request.cost(degrees, config), transformer.exchanged(config)
-    for way in _WAYS:
-        training = replace(request.training(way), exchanged=exchanged)
-        memory = transformer.memory(request.model, degrees, training, both.peak_memory_bytes)
-        if memory.total <= request.usable_bytes:
+    proposals = []
+    for way, ep in itertools.product(_WAYS, request.expert_ranks(degrees)):
+        training, dealt = (
+            replace(request.training(way), exchanged=exchanged),
+            replace(degrees, ep=ep),
+        )
+        memory = transformer.memory(request.model, dealt, training, both.peak_memory_bytes)
+        room = request.usable_bytes - memory.total
+        if room >= 0:
             forward = request.cost(degrees, config.changed(direction="forward"))
-            time = transformer.step(request.model, degrees, training, request.on, forward, both)
-            return Proposal(degrees, training, config, both, memory, time)
-    return None
+            time = transformer.step(request.model, dealt, training, request.on, forward, both)
+            proposals.append(Proposal(dealt, training, config, both, memory, time, room))
+    return proposals
+
+
+def _proposal(request: TrainingRequest, degrees: Degrees, config: TrialConfig) -> Proposal | None:
+    """Returns the fastest way that fits into memory, None if none does."""
+    return min(_fitting(request, degrees, config), key=_seconds, default=None)
 
 
 def _exchanges(request: TrainingRequest, degrees: Degrees) -> list[str]:
     """Lists the transports that fit, those with short walks first, as these are predicted fast.
     Their number, if they need one, is the size of a node's part of the ring."""
     part = min(degrees.cp, max(1, request.on.per_node // degrees.tp))
-    heads = degrees.cp, request.model.heads // degrees.tp, request.model.kv_heads // degrees.tp
+    rings = layers.rings(request.model, request.attention(degrees), degrees.tp)
+    by_kind = [(ring.problem.heads, ring.problem.kv_heads) for _, ring in rings]
     folds = {}
     for name, entry in transport.TRANSPORTS.items():
         text = {"name": name, "divisors": f"{name}:{part}"}.get(entry.searched)
         with suppress(ValueError):  # does not fit
             if text and (text == name or 1 < part < degrees.cp):
-                folds[text] = transport.plan(text, *heads).fold
+                plans = [transport.plan(text, degrees.cp, *heads) for heads in by_kind]
+                folds[text] = plans[0].fold
     return sorted(folds, key=lambda text: -folds[text])
 
 
@@ -208,8 +238,22 @@ def _seconds(proposal: Proposal) -> float:
 def _bound(request: TrainingRequest, degrees: Degrees) -> float:
     """Returns seconds that a step takes at least: attention at its highest rate, no message of the
     ring is waited for, nothing is computed again."""
-    problem, per_flops = request.attention(degrees).problem, []
-    ways: tuple[tuple[Direction, int], ...] = (("forward", 4), ("backward", 10))
+    costs = []
+    for count, config in layers.rings(request.model, request.attention(degrees), degrees.tp):
+        ms = 1e3 * _least_s(request, config) / degrees.cp
+        costs.append((count, Cost(0, 0, 0, 0, ms, 1.0, ms, ms, 0.0, 0, 0)))
+    free, training = layers.mean_cost(costs), request.training(_WAYS[0])
+    dealt = (replace(degrees, ep=ep) for ep in request.expert_ranks(degrees))
+    return min(
+        transformer.step(request.model, some, training, request.on, free, free).total
+        for some in dealt
+    )
+
+
+def _least_s(request: TrainingRequest, config: TrialConfig) -> float:
+    """Returns seconds of the attention of one layer on one rank at the highest rates."""
+    problem, per_flops = config.problem, 0.0
+    ways: tuple[tuple[Direction, int], ...] = (("forward", 2), ("backward", 5))
     for direction, factor in ways:
         rate = rates.find(
             request.on.hardware,
@@ -218,35 +262,53 @@ def _bound(request: TrainingRequest, degrees: Degrees) -> float:
             direction,
             heads=problem.batch * problem.heads,
             kv_heads=problem.batch * problem.kv_heads,
+            value_dim=problem.value_dim,
         )
-        per_flops.append(factor / max(rate.full.max(), rate.causal.max()))
-    ms = problem.visible * problem.head_dim * problem.heads / degrees.cp * sum(per_flops) * 1e3
-    free = Cost(0, 0, 0, 0, ms, 1.0, ms, ms, 0.0, 0, 0)
-    return transformer.step(
-        request.model, degrees, request.training(_WAYS[0]), request.on, free, free
-    ).total
+        known = (rate.full, rate.causal, rate.windowed)
+        per_flops += factor / max(some.max() for some in known if some is not None)
+    return problem.visible * (problem.head_dim + problem.value_dim) * problem.heads * per_flops
 
 
 def advise(request: TrainingRequest, top: int = 3) -> list[Proposal]:
-    """Returns the ``top`` fastest proposals of different degrees.
+    """Returns the ``top`` fastest proposals of different degrees; those within ``EQUAL`` of the
+    fastest come first, by their room in memory.
 
     Raises:
         UserError: degrees do not multiply out, or nothing fits into memory.
     """
     bounds = {degrees: _bound(request, degrees) for degrees in possible(request)}
-    best_first: list[Proposal] = []
+    fastest: list[float] = []  # seconds, of each of the degrees so far
+    every: list[Proposal] = []
     for degrees in sorted(bounds, key=bounds.__getitem__):
-        last = _seconds(best_first[top - 1]) if len(best_first) >= top else math.inf
+        last = math.inf
+        if len(fastest) >= top:
+            last = max(fastest[top - 1], (1 + EQUAL) * fastest[0])
         if bounds[degrees] > last:
             break
         if needed(request, degrees, 0).total > request.usable_bytes:
             continue
         best = _carried(request, degrees)
         if best and _seconds(best) - best.time.ring < last:
-            best_first = sorted([*best_first, _walks(request, best)], key=_seconds)
-    if not best_first:
+            best = _walks(request, best)
+            every += _fitting(request, degrees, best.config)
+            fastest = sorted([*fastest, _seconds(best)])
+    if not every:
         raise _too_large(request)
-    return best_first[:top]
+    return _ranked(every)[:top]
+
+
+def _ranked(every: list[Proposal]) -> list[Proposal]:
+    """Returns the best proposal of each layout, in order."""
+    equal = (1 + EQUAL) * min(map(_seconds, every))
+
+    def rank(proposal: Proposal) -> tuple[bool, float, float]:
+        slower, seconds = _seconds(proposal) > equal, _seconds(proposal)
+        return slower, seconds if slower else -proposal.room, seconds
+
+    ranked: dict[Degrees, Proposal] = {}
+    for proposal in sorted(every, key=rank):
+        ranked.setdefault(replace(proposal.degrees, ep=1), proposal)
+    return [*ranked.values()]
 
 
 def needed(
@@ -293,49 +355,6 @@ def _too_large(request: TrainingRequest) -> UserError:
         + ", ".join(f"{name} {units.memory(value)}" for name, value in parts.items())
         + f"); what helps: {helps}"
     )
-
-
-class Pooled(NamedTuple):
-    """Time (ms) of the attention of a layer, both passes, in the mean of batches in which each
-    replica packs a sequence. ``rings``: of the slowest replica's ring; ``pool``: of one ring of all
-    replicas, whose documents are dealt and sent with ``transport``."""
-
-    ranks: int
-    rings: float
-    pool: float
-    transport: str
-
-
-def pooled(request: TrainingRequest, best: Proposal, table: lengths.Table) -> Pooled:
-    """Compares the rings of a proposal with one pool of their ranks, on documents drawn from a
-    table.
-
-    Raises:
-        UserError: the documents or the ranks are too many.
-    """
-    dp, config = best.degrees.dp, best.config.changed(backward=BACKWARDS[0])
-    together = replace(best.degrees, dp=1, cp=dp * best.degrees.cp)
-    if together.cp > _LARGEST_POOL:
-        raise UserError(f"--lengths: got {together.cp} ranks of DP x CP, at most {_LARGEST_POOL}")
-    batches = [
-        [lengths.drawn(table, request.context, dp * batch + replica) for replica in range(dp)]
-        for batch in range(_BATCHES)
-    ]
-
-    def ms(degrees: Degrees, config: TrialConfig, documents: tuple[int, ...]) -> float:
-        return request.cost(degrees, config.changed(documents=documents)).time_ms
-
-    rings = mean(max(ms(best.degrees, config, docs) for docs in batch) for batch in batches)
-    whole = config.changed(
-        ring_size=together.cp, seq_len=dp * request.context, partition=partition.BALANCED
-    )
-    pools = {}
-    for name in (transport.DEALT, config.strategy.transport):
-        with suppress(ValueError):  # it does not fit the larger ring
-            pool_config = whole.changed(transport=name)
-            pools[name] = mean(ms(together, pool_config, sum(batch, ())) for batch in batches)
-    fastest = min(pools, key=pools.__getitem__)
-    return Pooled(together.cp, rings, pools[fastest], fastest)
 
 
 class ContextLimit(NamedTuple):

@@ -12,7 +12,7 @@ import torch
 from ringray.base.errors import UserError
 from ringray.lab import cli
 from ringray.lab.plan import plan
-from ringray.lab.predict import advise, hardware, transformer
+from ringray.lab.predict import advise, hardware, pooling, transformer
 from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import Training
@@ -110,11 +110,11 @@ def test_memory_that_no_layout_has() -> None:
 def test_one_pool_is_compared_with_the_slowest_of_the_rings(
     fleet: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advise, "_BATCHES", 2)
+    monkeypatch.setattr(pooling, "_BATCHES", 2)
     table = ((500, 4000, 4), (9000, 30000, 1))
     asked = training_request(1 << 15, 4, fleet, dp=2, tp=1, pp=1)
     best = advise.advise(asked, 1)[0]
-    result = advise.pooled(asked, best, table)
+    result = pooling.pooled(asked, best, table)
     ring = best.config.changed(backward="planned")
     pool = ring.changed(ring_size=8, seq_len=1 << 16, partition="balanced")
     slowest, together = [], {"direct": [], best.config.strategy.transport: []}
@@ -129,9 +129,9 @@ def test_one_pool_is_compared_with_the_slowest_of_the_rings(
     assert result.pool == pytest.approx(min(sum(times) / 2 for times in together.values()))
     assert result.pool == pytest.approx(sum(together[result.transport]) / 2)
     assert result.ranks == 8
-    monkeypatch.setattr(advise, "_LARGEST_POOL", 7)
+    monkeypatch.setattr(pooling, "_LARGEST_POOL", 7)
     with pytest.raises(UserError, match="--lengths: got 8 ranks of DP x CP, at most 7"):
-        advise.pooled(asked, best, table)
+        pooling.pooled(asked, best, table)
 
 
 # The command line
