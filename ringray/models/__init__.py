@@ -1,6 +1,8 @@
 """Models on a ring: one of our own, and adapters of existing ones.
 
-sizes              of decoders by name: parameters and FLOPs
+layers             of decoders, as groups that are alike: parameters and FLOPs
+config_json        reads them from a file of Hugging Face
+sizes              of decoders by name
 decoder            ``Decoder``, Llama-style, from ringray.nn
 sdpa               code that calls ``scaled_dot_product_attention``
 trial              of a model, which finds layers that mix tokens without the ring
