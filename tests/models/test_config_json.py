@@ -1,0 +1,296 @@
+"""Models from a config.json of Hugging Face, compared with the models that transformers makes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ringray.base.errors import UserError
+from ringray.models import config_json
+from ringray.models.sizes import Attention, LayerGroup, Mlp, Model, Recurrence, named, table
+
+# What classes of transformers do not make by themselves: sizes that fit each other, layers of each
+# kind, experts.
+CHANGED: dict[str, dict[str, Any]] = {
+    "ministral": {"head_dim": 128},
+    "nemotron": {"num_key_value_heads": 8},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "glm4_moe": {"head_dim": 128},
+    "nemotron_h": {"num_hidden_layers": None, "hybrid_override_pattern": "M-M*E-ME"},
+    "granitemoehybrid": {"layer_types": ["mamba", "mamba", "attention"] * 2},
+    "bamba": {"attn_layer_indices": [2, 5]},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 2},
+    "jamba": {"num_hidden_layers": 8},
+    "deepseek_v2": {"num_experts_per_tok": 6, "first_k_dense_replace": 2},
+    "dots1": {"n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 4},
+    "ernie4_5_moe": {"moe_layer_end_index": 4, "moe_layer_interval": 2},
+    "qwen2_moe": {"decoder_sparse_step": 2},
+    "qwen3_moe": {"mlp_only_layers": [0, 3]},
+    "llama4_text": {"interleave_moe_layer_step": 2},
+}
+KINDS = {
+    "full_attention": "full",
+    "hybrid": "full",
+    "sliding_attention": "window",
+    "chunked_attention": "chunk",
+    "linear_attention": "state",
+    "conv": "state",
+}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "intermediate_size": 1024,
+    "vocab_size": 1000,
+    "tie_word_embeddings": False,
+}
+
+
+def of(**changed: Any) -> Model:
+    facts = {**LLAMA, **changed}
+    return config_json.of_facts("F", "it", {k: v for k, v in facts.items() if v is not ...})
+
+
+def kind(group: LayerGroup) -> str:
+    mixer = group.mixer
+    if isinstance(mixer, Attention):
+        return "window" if mixer.window is not None else "chunk" if mixer.chunk else "full"
+    return "state" if isinstance(mixer, Recurrence) else "mlp"
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Any:
+    return pytest.importorskip("transformers")
+
+
+def built(transformers: Any, family: str, **sizes: Any) -> tuple[Any, int]:
+    """Returns transformers' config and the parameters of its model, without weights."""
+    config = transformers.CONFIG_MAPPING[family](**sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    return config, sum(weight.numel() for weight in model.parameters())
+
+
+@pytest.mark.parametrize("family", sorted(config_json.families().keys() - {"kimi_k2"}))
+def test_each_family_has_the_parameters_and_layers_of_transformers(
+    transformers: Any, family: str
+) -> None:
+    sizes = {"num_hidden_layers": 6, **CHANGED.get(family, {})}
+    config, parameters = built(
+        transformers, family, **{name: size for name, size in sizes.items() if size is not None}
+    )
+    facts = json.loads(config.to_json_string(use_diff=False))
+    model = config_json.of_facts("F", family, facts)
+    assert model.parameters == pytest.approx(parameters, rel=5e-4)
+    assert model.layers == config.num_hidden_layers
+    # Transformers' own list of layers, and the same from the fields that it follows from.
+    listed = getattr(config, "layer_types", None)
+    if listed is None or family == "nemotron_h":
+        return
+    expected = Counter(KINDS[name] for name in listed)
+    given = family == "kimi_linear" or "layer_types" in CHANGED.get(family, {})
+    short = {name: value for name, value in facts.items() if name != "layer_types" or given}
+    for each in (model, config_json.of_facts("F", family, short)):
+        count: Counter[str] = Counter()
+        for group in each.groups:
+            count[kind(group)] += group.count
+        assert count == expected
+
+
+@pytest.mark.parametrize("family", sorted(config_json.families().keys() - {"kimi_k2"}))
+def test_defaults_of_families_are_those_of_transformers(transformers: Any, family: str) -> None:
+    changed = {name: size for name, size in CHANGED.get(family, {}).items() if size is not None}
+    layers = {"num_hidden_layers": 6} if "layer_types" in changed else {}
+    config = transformers.CONFIG_MAPPING[family](**changed, **layers)
+    default = {"tie_word_embeddings": False} | config_json.families()[family].get("default", {})
+    # Not fields of the class, but what it does without them.
+    of_code = ("sliding_window_pattern", "full_attention_interval", "n_shared_experts")
+    for name, value in default.items():
+        if name not in of_code and hasattr(config, name) and name not in changed:
+            there = getattr(config, name)
+            derived = value is None and name in ("head_dim", "mamba_d_ssm")
+            unused = name in ("sliding_window",) and not getattr(config, "use_sliding_window", 1)
+            assert there == value or derived or unused, name
+
+
+@pytest.mark.parametrize("name", [name for name, entry in table().items() if "from" in entry])
+def test_each_name_has_the_parameters_of_transformers(transformers: Any, name: str) -> None:
+    facts = {key: value for key, value in table()[name].items() if key not in ("from", "source")}
+    _, parameters = built(transformers, **{"family": facts.pop("model_type"), **facts})
+    assert named(name, {}).parameters == pytest.approx(parameters, rel=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        # As their reports and model cards say: all parameters, those of a token.
+        ("qwen3-0.6b", 0.6, 0.6),
+        ("qwen3-8b", 8.2, 8.2),
+        ("qwen3-30b-a3b", 30.5, 3.3),
+        ("qwen3-235b-a22b", 235, 22),
+        ("gpt-oss-120b", 116.8, 5.7),
+        ("gpt-oss-20b", 20.9, 4.2),
+        ("deepseek-v3", 671, 37.5),
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("granite4-h-small", 32.2, 8.8),
+        ("nemotron3-nano-30b-a3b", 31.6, 3.6),
+        ("kimi-linear-48b-a3b", 49.1, 3.5),
+    ],
+)
+def test_parameters_are_the_published_ones(name: str, billions: float, active: float) -> None:
+    model = named(name, {})
+    assert model.parameters / 1e9 == pytest.approx(billions, rel=0.01)
+    assert model.active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_a_window_of_hugging_face_counts_the_query() -> None:
+    model = of(model_type="mistral", sliding_window=4)
+    (group,) = model.groups
+    assert group.attention is not None
+    assert group.attention.window == 3
+    # Of 6 queries the first 4 see 1 to 4 keys, the others 4.
+    assert group.attention.pairs(6) == 1 + 2 + 3 + 4 + 4 + 4
+
+
+def test_flops_sum_groups_by_hand() -> None:
+    hidden, context, attention = 64, 100, Attention(4, 2, 16, 8, window=9, gated=True)
+    state = Recurrence("it", (96, 4), 32, 48, 3, 512, 8, vectors=7)
+    moe = Mlp(0, True, experts=8, active=2, expert_intermediate=24, shared_intermediate=40)
+    groups = (LayerGroup(3, attention, Mlp(128)), LayerGroup(2, state, moe))
+    model = Model("it", 5, hidden, 4, 2, 16, 128, 1000, mixed=groups)
+    # Q, K, V, gate, last; the MLP.
+    first = hidden * (64 + 32 + 16 + 32) + 32 * hidden + 3 * hidden * 128
+    expert = 3 * hidden * 24
+    second = hidden * (96 + 4) + 32 * hidden + 3 * hidden * 40 + hidden * 8
+    beside = 48 * 3 + 7
+    ends = 2 * 1000 * hidden + hidden
+    layers = 3 * (first + 2 * hidden) + 2 * (second + 8 * expert + beside + 2 * hidden)
+    assert model.parameters == layers + ends
+    assert model.active_parameters == model.parameters - 2 * 6 * expert
+    state_flops = 2 * 48 * 3 + 8 * 512
+    token = 3 * 2 * first + 2 * (2 * (second + 2 * expert) + state_flops) + 2 * hidden * 1000
+    assert model.token_flops == token
+    pairs = sum(min(row + 1, 10) for row in range(context))
+    assert model.forward_flops(context) == context * token + 3 * 2 * (16 + 8) * 4 * pairs
+    assert model.unlike == [
+        "sliding_window",
+        "a gate of attention",
+        "num_experts",
+        "linear attention or states",
+    ]
+
+
+def test_latent_attention_is_expanded() -> None:
+    model = named("deepseek-v3", {})
+    attention = model.groups[0].attention
+    assert attention is not None
+    assert (attention.kv_heads, attention.head_dim, attention.value_dim) == (128, 192, 128)
+    assert attention.latent_width == 1536 + 576
+    assert model.heads_ahead == 1
+    assert any("later token" in line for line in model.assumptions)
+
+
+def test_a_plain_file_is_a_plain_model(tmp_path: Path) -> None:
+    folder = tmp_path / "Mine-1B"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    model = named(str(folder), {})
+    assert model == named(str(folder / "config.json"), {})
+    assert model.mixed == ()
+    assert replace(model, assumptions=()) == Model(
+        "Mine-1B", 4, 512, heads=8, kv_heads=2, head_dim=64, intermediate=1024, vocab=1000
+    )
+    assert named(str(folder), {"layers": 2}).layers == 2
+
+
+def test_names_of_today_mean_what_they_meant() -> None:
+    assert named("8b", {}).name == "llama3-8b"
+    assert named("70B", {}).name == "llama3-70b"
+    assert named("7b", {}).name == "llama-7b"
+    assert named("Qwen/Qwen3-8B", {}) == named("qwen3-8b", {})
+
+
+def test_text_models_of_others_are_read() -> None:
+    text = {**LLAMA, "model_type": "gemma3_text", "sliding_window": 128, "num_hidden_layers": 6}
+    del text["tie_word_embeddings"]
+    model = config_json.of_facts("F", "it", {"model_type": "gemma3", "text_config": text})
+    assert model.tied
+    assert [(group.count, kind(group)) for group in model.groups] == [(5, "window"), (1, "full")]
+    assert "text_config alone: what encodes images or sound is left out" in model.assumptions
+    assert "head_dim is not given: 256, the default of gemma3_text" in model.assumptions
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model_type": "lama"}, "F: model_type: got 'lama'.*did you mean 'llama'"),
+        ({"model_type": ...}, "F: model_type: got 'None', expected one of"),
+        ({"hidden_size": ...}, "F: hidden_size: got null, expected an integer of at least 1"),
+        ({"vocab_size": "1000"}, 'F: vocab_size: got "1000", expected an integer'),
+        ({"vocab_size": True}, "F: vocab_size: got true, expected an integer"),
+        ({"num_hidden_layers": 0}, "F: num_hidden_layers: got 0, expected"),
+        ({"num_key_value_heads": 3}, "F: num_attention_heads: got 8, expected a multiple of .* 3"),
+        ({"hidden_size": 500}, "F: hidden_size: got 500, expected a multiple of .* 8, or head_dim"),
+        ({"tie_word_embeddings": "no"}, 'F: tie_word_embeddings: got "no", expected true or false'),
+        (
+            {"model_type": "qwen3", "layer_types": ["full_attention"] * 3},
+            "F: layer_types: got .* expected a list of 4 layers",
+        ),
+        (
+            {"model_type": "qwen3", "layer_types": ["full_attention"] * 3 + ["none"]},
+            "F: layer_types: got .*none.* expected .* of full_attention",
+        ),
+        (
+            {"model_type": "qwen3", "layer_types": ["mamba"] * 2 + ["full_attention"] * 2},
+            "F: layer_types: got .*qwen3 has no states",
+        ),
+        (
+            {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5},
+            "F: num_experts_per_tok: got 5, expected at most num_experts = 4",
+        ),
+        (
+            {
+                "model_type": "olmo3",
+                "sliding_window": None,
+                "layer_types": ["sliding_attention"] * 4,
+            },
+            "F: sliding_window: got null, expected an integer",
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "MX*-"},
+            'F: hybrid_override_pattern: got "MX\\*-", expected num_hidden_layers = 4 of',
+        ),
+        (
+            {"model_type": "nemotron_h", "moe_latent_size": 64},
+            "F: moe_latent_size: got 64, expected",
+        ),
+    ],
+)
+def test_wrong_files_are_told_by_field(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        of(**changed)
+
+
+def test_files_that_are_no_config(tmp_path: Path) -> None:
+    for path, content in (("a.json", "{"), ("b.json", "[]")):
+        (tmp_path / path).write_text(content)
+        with pytest.raises(UserError, match=rf"{path}: .*expected a"):
+            named(str(tmp_path / path), {})
+    for path in (tmp_path, tmp_path / "none.json"):
+        with pytest.raises(UserError, match=r"expected a config\.json, or a folder with one"):
+            named(str(path), {})
+
+
+def test_layers_of_several_kinds_take_no_sizes() -> None:
+    with pytest.raises(UserError, match="layers: got 3, expected none beside gpt-oss-20b"):
+        named("gpt-oss-20b", {"layers": 3})
+    assert named("gpt-oss-20b", {"vocab": 512}).vocab == 512
