@@ -167,10 +167,6 @@ class _Config:
         main = next((part for part in attention if part.window is part.chunk), attention[0])
         mlp = max((group for group in groups if group.mlp), key=lambda group: group.count).mlp
         assert mlp is not None
-        if ahead := self.optional("num_nextn_predict_layers") or 0:
-            self.assumptions[f"heads for {ahead} later tokens are left out, as in transformers"] = (
-                None
-            )
         if beside := self.rules.get("beside"):
             self.assumptions[f"not counted: {beside}"] = None
         uniform = Model(
@@ -184,7 +180,7 @@ class _Config:
             vocab=self.size("vocab_size"),
             gated=mlp.gated,
             tied=self.truth("tie_word_embeddings"),
-            heads_ahead=ahead,
+            heads_ahead=self.optional("num_nextn_predict_layers") or 0,
             assumptions=tuple(self.assumptions),
         )
         return uniform if uniform.groups == groups else replace(uniform, mixed=groups)
@@ -294,7 +290,6 @@ class _Config:
         shared = self.optional("shared_expert_intermediate_size")
         if shared is None:
             shared = (self.optional("n_shared_experts") or 0) * width
-        self.assumptions["each expert takes as many tokens as any other"] = None
         return Mlp(0, gated, experts, active, width, shared)
 
 

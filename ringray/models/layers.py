@@ -221,8 +221,8 @@ class Model:
 
     ``mixed``: groups of layers that are not all plain full attention and an MLP of the sizes
     before, which are those of its main attention and MLP then; empty where all are.
-    ``heads_ahead``: for tokens after the next one; no total counts them. ``assumptions``: about
-    what a model's file does not say, sentences.
+    ``heads_ahead``: for tokens after the next one, which no total here counts. ``assumptions``:
+    about what a model's file does not say, sentences.
     """
 
     name: str

@@ -196,7 +196,7 @@ def test_latent_attention_is_expanded() -> None:
     assert (attention.kv_heads, attention.head_dim, attention.value_dim) == (128, 192, 128)
     assert attention.latent_width == 1536 + 576
     assert model.heads_ahead == 1
-    assert any("later token" in line for line in model.assumptions)
+    assert "latent attention is expanded to K and V of each head" in model.assumptions
 
 
 def test_a_plain_file_is_a_plain_model(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from ringray.base.units import ABSENT, digits, duration, mib, plural, ratio, sha
 from ringray.lab.kinds.baselines import BASELINES
 from ringray.lab.trial.metrics import Metric
 from ringray.lab.trial.outcome import STATUSES
-from ringray.models.sizes import named
 from ringray.traffic.mask import LIMITS
 from ringray_kernels.dtypes import DTYPES
 
@@ -224,6 +223,8 @@ def predicted_for(plan: Plan) -> list[str]:
 
 def _models(plan: Plan) -> list[str]:
     """Writes what is assumed about each model that is trained."""
+    from ringray.models.sizes import named  # which imports numpy
+
     trained = (trial.config.training.model for trial in plan.trials if trial.config.training)
     models = [named(name, {}) for name in dict.fromkeys(trained) if name]
     return [
