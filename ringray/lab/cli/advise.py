@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
-from ringray.base import units
 from ringray.base.errors import UserError, unknown
+from ringray.lab.cli import proposals
 from ringray.lab.cli.options import STORE, Option, Output, options, write
+from ringray.lab.cli.proposals import DEGREES
 from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration, pooling
 from ringray.lab.predict.advise import Proposal, TrainingRequest
 from ringray.lab.predict.fitting import fitted, past_trials
-from ringray.lab.predict.pooling import Pooled
-from ringray.lab.predict.transformer import RankMemory
-from ringray.lab.report import tables, words
+from ringray.lab.report import tables
 from ringray.lab.specs import model as specs
 from ringray.lab.specs import sections
 from ringray.lab.specs.fields import Mismatch, tokens
@@ -26,9 +24,11 @@ from ringray.models import sizes
 from ringray_kernels.dtypes import DTYPES
 
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
-_DEGREES = ("dp", "cp", "tp", "pp")
 _TOP = 3  # proposals
 _BATCH = 4 << 20  # tokens of a step, the paper's on TPUs
+# Of one fleet, and of one proposal.
+_ONE_FLEET = ("on", "max_context", "nics", "lengths", "top", "spec")
+_FORM = "--on h100:8x8, or --compare with several"
 
 
 def _count(text: str) -> int:
@@ -49,9 +49,29 @@ def _batch(text: str) -> tuple[int, bool]:
     return _length(text), not text.isdecimal()
 
 
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = 0.0
+    if not 0 < price < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above 0")
+    return price
+
+
+def _priced(text: str) -> tuple[str, float | None]:
+    """Reads a fleet, and after it a price or none."""
+    fleet, equals, price = text.rpartition("=")
+    return (fleet, _price(price)) if equals else (text, None)
+
+
 @options(
-    Option("model", metavar="MODEL", nargs="?", help="a name such as 8b or llama-13b, or sizes"),
-    Option("--on", metavar="FLEET", required=True, help="h100:8x8 is 8 nodes of 8 ranks"),
+    Option("model", metavar="MODEL", nargs="?", help="a name such as 8b, a config.json, or sizes"),
+    Option("--on", metavar="FLEET", help="h100:8x8 is 8 nodes of 8 ranks"),
+    Option(
+        "--compare", metavar="FLEET[=P]", nargs="+", type=_priced, help="compare these, at prices"
+    ),
+    Option("--price", metavar="P", type=_price, help="of a rank and hour (default: the entry's)"),
     Option("--context", metavar="N", type=_length, help="tokens of a sequence: 128k, 1M"),
     Option("--max-context", action="store_true", help="find the longest that fits"),
     Option("--batch", metavar="N", type=_batch, help="tokens of a step, or sequences (4M)"),
@@ -62,23 +82,27 @@ def _batch(text: str) -> tuple[int, bool]:
     STORE,
     Output("--json", metavar="F", help="write JSON to F; - is stdout"),
     Output("--spec", metavar="F", help="write the spec that measures the attention of the best"),
-    *(Option(f"--{name}", metavar="N", type=_count, help="fix this degree") for name in _DEGREES),
+    *(Option(f"--{name}", metavar="N", type=_count, help="fix this degree") for name in DEGREES),
     *(Option(f"--{name.replace('_', '-')}", metavar="N", type=_count) for name in _SIZES),
 )
 def advise(arguments: argparse.Namespace) -> int:
     """Prints the fastest ways to train a model, or the longest context that fits."""
-    request = _request(arguments)
-    if arguments.max_context:
-        answer, shown = _longest(request)
+    if (arguments.on is None) == (arguments.compare is None):
+        raise UserError(f"--on: expected a fleet, {_FORM}")
+    if arguments.compare:
+        answer, shown = proposals.compared(_requests(arguments))
+    elif arguments.max_context:
+        answer, shown = proposals.longest(_request(arguments, arguments.on, arguments.price))
     else:
-        proposals = advice.advise(request, arguments.top or _TOP)
-        answer, shown = _fastest(request, proposals)
+        request = _request(arguments, arguments.on, arguments.price)
+        ranked = advice.advise(request, arguments.top or _TOP)
+        answer, shown = proposals.fastest(request, ranked)
         if arguments.lengths:
-            pooled = pooling.pooled(request, proposals[0], lengths.read(arguments.lengths))
+            pooled = pooling.pooled(request, ranked[0], lengths.read(arguments.lengths))
             answer["pool"] = pooled._asdict()
-            shown.append(_pool(arguments.lengths, proposals[0], pooled))
+            shown.append(proposals.of_pool(arguments.lengths, ranked[0], pooled))
         if arguments.spec:
-            write("--spec", arguments.spec, spec(request, proposals[0]))
+            write("--spec", arguments.spec, spec(request, ranked[0]))
     if arguments.json:
         write("--json", arguments.json, json.dumps(answer, indent=1) + "\n")
     if arguments.json != "-":
@@ -91,14 +115,24 @@ def advise(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _request(arguments: argparse.Namespace) -> TrainingRequest:
+def _requests(arguments: argparse.Namespace) -> list[TrainingRequest]:
+    """Returns the same training on each of the fleets to compare."""
+    for name in _ONE_FLEET:
+        if getattr(arguments, name):
+            raise UserError(f"--{name.replace('_', '-')}: expected beside --on, not --compare")
+    return [
+        _request(arguments, fleet, price or arguments.price) for fleet, price in arguments.compare
+    ]
+
+
+def _request(arguments: argparse.Namespace, fleet: str, price: float | None) -> TrainingRequest:
     names = {**{name: name for name in DTYPES}, **sections.DTYPE_ALIASES}
     if arguments.dtype not in names:
         raise UserError(unknown("--dtype", arguments.dtype, names))
     dtype = names[arguments.dtype]
     model = sizes.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
-    on = calibration.fleet(arguments.on)
-    if on.shares_cores and ":" not in arguments.on:
+    on = calibration.fleet(fleet)
+    if on.shares_cores and ":" not in fleet:
         raise UserError(f"--on: expected the number of ranks that share cores, as {on.name}:4")
     on = fitted(on, past_trials(arguments.store))
     if dtype not in on.hardware.peak:
@@ -109,6 +143,8 @@ def _request(arguments: argparse.Namespace) -> TrainingRequest:
             raise UserError(f"--nics: got {arguments.nics}, {expected}")
         outer = on.hardware.outer.model_copy(update={"ranks": on.per_node // arguments.nics})
         on = replace(on, hardware=on.hardware.model_copy(update={"outer": outer}))
+    if price:
+        on = replace(on, hardware=on.hardware.model_copy(update={"price": price}))
     if (arguments.context is None) != arguments.max_context:
         raise UserError("--context: expected the tokens of a sequence, or else --max-context")
     for name in ("batch", "top", "spec", "lengths"):
@@ -123,7 +159,7 @@ def _request(arguments: argparse.Namespace) -> TrainingRequest:
             f"--batch: got {batch:,} tokens, expected a multiple of the context, {context:,} "
             "tokens, or a number of sequences"
         )
-    fixed = {name: number for name in _DEGREES if (number := getattr(arguments, name))}
+    fixed = {name: number for name in DEGREES if (number := getattr(arguments, name))}
     return TrainingRequest(model, on, context, sequences, dtype, fixed)
 
 
@@ -138,132 +174,18 @@ def spec(request: TrainingRequest, best: Proposal) -> str:
     per_node = max(1, on.per_node // degrees.tp)
     nodes = min(on.nodes, -(-degrees.cp // per_node))
     name = f"{model.name}-{problem.seq_len}-cp{degrees.cp}".replace(" ", "-")
+    others = ("value_head_dim", "window", "chunk")
+    seen = "".join(f"{of}: {n}, " for of in others if (n := getattr(problem, of)) is not None)
     text = (
         f"# Attention of {model.name} on one ring of {degrees} on {on}, as `ringray advise`\n"
         f"# proposes it. From a rank of the ring to the next are {degrees.tp} of a node.\n"
         f"version: 1\nname: {name[:64]}\nkind: latency\ncluster: '{on.name}:{nodes}x{per_node}'\n"
         f"ring: {{size: {degrees.cp}, device: {config.ring.device}}}\n"
         f"problem: {{seq_len: {problem.seq_len}, heads: {problem.heads}, "
-        f"kv_heads: {problem.kv_heads}, head_dim: {problem.head_dim}, dtype: {problem.dtype}, "
-        "direction: [forward, forward+backward]}\n"
+        f"kv_heads: {problem.kv_heads}, head_dim: {problem.head_dim}, {seen}"
+        f"dtype: {problem.dtype}, direction: [forward, forward+backward]}}\n"
         f"strategy: {{partition: {strategy.partition}, transport: '{strategy.transport}', "
         f"backward: {strategy.backward}}}\nmeasure: {{warmup: 2, baseline: null}}\n"
     )
     specs.parse(text, "--spec")
     return text
-
-
-def _fastest(
-    request: TrainingRequest, proposals: list[Proposal]
-) -> tuple[dict[str, Any], list[Any]]:
-    """Returns the answer as JSON, and as lines and a table."""
-    rows = [_row(request, proposal) for proposal in proposals]
-    alone, ring, best = advice.alone(request), advice.smallest_ring(request), proposals[0].time
-    answer = _asked(request) | {"context": request.context, "sequences": request.sequences}
-    answer |= {"one_rank_bytes": alone, "smallest_ring": _row(request, ring), "proposals": rows}
-    enough = "enough" if alone <= request.usable_bytes else "not enough"
-    if math.isinf(request.usable_bytes):
-        enough = "perhaps"
-    others = (proposal.time.total / best.total - 1 for proposal in proposals[1:])
-    margins = ", ".join(f"{other:.1%}" for other in others)
-    shares = {name: value / best.total for name, value in best.parts.items()}
-    parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
-    before = (
-        f"{request.model.name} ({request.model.parameters / 1e9:.3g} billion parameters), "
-        f"{request.sequences} x {request.context:,} tokens a step "
-        f"in {request.dtype} on {request.on}"
-        f"{words.fitted(request.on.hardware)}\n{words.linked(request.on)}\n".replace("\n\n", "\n")
-        + f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
-        f"{_usable(request)} that can be used\n"
-        f"Ring: {'needed; the smallest' if ring.degrees.cp > 1 else 'not needed; without one'}: "
-        f"{ring.degrees} fits, in {ring.time.total / best.total:.2f} x the time of 1\n"
-    )
-    after = (
-        f"\n1 is faster than the next by {margins or 'nothing, there is no other'}; "
-        f"a time is good to ±{best.spread:.0%} (80%)\n"
-        f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(proposals[0].memory)}"
-    )
-    return answer, [before, _table(rows), after]
-
-
-def _pool(file: str, best: Proposal, pooled: Pooled) -> str:
-    """Writes how one pool of ranks compares with the rings of the best proposal."""
-    degrees, strategy = best.degrees, best.config.strategy
-    rings, pool = (units.digits(ms, " ms") for ms in (pooled.rings, pooled.pool))
-    return (
-        f"Packed documents of {file}: attention of a layer takes {rings} in rings of DP "
-        f"{degrees.dp} x CP {degrees.cp} ({strategy.partition}, {strategy.transport}), {pool} in "
-        f"one pool of {pooled.ranks} (balanced, {pooled.transport}): "
-        f"{pooled.pool / pooled.rings:.2f} x the time"
-    )
-
-
-def _table(rows: list[dict[str, Any]]) -> Any:
-    texts = ("transport", "partition", "walk back", "kept", "limited by")
-    numbers = ("step", "tokens/s", "MFU", "paper's", "memory/rank")
-    heads = ("#", *map(str.upper, _DEGREES), *texts[:4], *numbers, texts[4])
-    table = tables.bare_table(*heads, texts=texts)
-    for number, row in enumerate(rows, 1):
-        strategy = [row[key] for key in ("transport", "partition", "backward", "kept")]
-        paces = units.duration(row["step_s"]), units.digits(row["tokens_per_s"])
-        shares = units.share(row["mfu"]), units.share(row["mfu_paper"])
-        memory, degrees = units.memory(row["memory_bytes"]["total"]), row["degrees"].values()
-        cells = [*strategy, *paces, *shares, memory, row["limit"]]
-        table.add_row(str(number), *map(str, degrees), *cells)
-    return table
-
-
-def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
-    seconds, config, price = proposal.time.total, proposal.config, request.on.hardware.price
-    tokens_s = request.sequences * request.context / seconds
-    hours = request.on.ranks / 3600 / tokens_s * 1e6  # of ranks, for a million tokens
-    return {
-        "degrees": asdict(proposal.degrees), "transport": config.strategy.transport,
-        "partition": config.strategy.partition, "backward": config.strategy.backward,
-        "kept": proposal.training.kept, "mlp_rows": proposal.training.mlp_rows, "step_s": seconds,
-        "spread": proposal.time.spread, "parts_s": proposal.time.parts, "tokens_per_s": tokens_s,
-        "mfu": proposal.mfu(request, request.model.forward_flops(request.context)),
-        "mfu_paper": proposal.mfu(request, request.model.paper_flops(request.context)),
-        "memory_bytes": proposal.memory.as_dict(), "limit": proposal.limit(request.on),
-        "rank_hours_per_million_tokens": hours,
-        "price_per_million_tokens": price and hours * price,
-    }  # fmt: skip
-
-
-def _longest(request: TrainingRequest) -> tuple[dict[str, Any], list[Any]]:
-    """Returns the longest context as JSON, and as lines."""
-    limit = advice.max_context(request)
-    most = max(vars(limit.memory), key=vars(limit.memory).__getitem__)
-    limited = f"memory, most of it {most}"
-    if limit.longest:
-        most, limited = "tokens", f"the length of a sequence, at most {advice.LONGEST:,} tokens"
-    text = (
-        f"{request.model.name} in {request.dtype} on {request.on} reaches {limit.context:,} tokens "
-        f"with {limit.degrees}\nLimited by {limited}: {_parts(limit.memory)}, "
-        f"of the {_usable(request)} that can be used"
-    )
-    answer = {"max_context": limit.context, "degrees": asdict(limit.degrees), "limit": most}
-    return {**_asked(request), **answer, "memory_bytes": limit.memory.as_dict()}, [text]
-
-
-def _asked(request: TrainingRequest) -> dict[str, Any]:
-    model = {**asdict(request.model), "parameters": request.model.parameters}
-    usable = None if math.isinf(request.usable_bytes) else request.usable_bytes
-    on = {"fitted_trials": request.on.hardware.fitted, "links": request.on.linked or None}
-    return {
-        "model": model,
-        "on": str(request.on),
-        **on,
-        "dtype": request.dtype,
-        "usable_bytes": usable,
-    }
-
-
-def _usable(request: TrainingRequest) -> str:
-    return (
-        "unknown amount" if math.isinf(request.usable_bytes) else units.memory(request.usable_bytes)
-    )
-
-
-def _parts(memory: RankMemory) -> str:
-    return ", ".join(f"{name} {units.memory(held)}" for name, held in memory.as_dict().items())

@@ -323,6 +323,23 @@ def needed(
     return transformer.memory(request.model, degrees, request.training(_WAYS[-1]), attention)
 
 
+def memory(request: TrainingRequest, proposal: Proposal, **changed: Any) -> RankMemory:
+    """Returns the memory of a proposal whose training has other values of some fields."""
+    training, peak = replace(proposal.training, **changed), proposal.both.peak_memory_bytes
+    return transformer.memory(request.model, proposal.degrees, training, peak)
+
+
+def assumptions(request: TrainingRequest, proposal: Proposal) -> list[str]:
+    """Returns what a proposal takes for granted, as sentences."""
+    lines = layers.assumptions(request.model, proposal.degrees)
+    on = transformer.around(request.on, proposal.degrees)
+    if short := long_ring.shorter(proposal.config, on):
+        lines.append(
+            f"each further rank of a ring takes as long as the last {short} of {2 * short} do"
+        )
+    return lines
+
+
 def alone(request: TrainingRequest) -> float:
     """Returns the bytes that one rank by itself needs for a step of one sequence."""
     return needed(replace(request, sequences=1), Degrees()).total

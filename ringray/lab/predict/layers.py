@@ -85,7 +85,7 @@ def assumptions(model: Model, degrees: Degrees) -> list[str]:
     """Returns what predictions of a model on such ranks take for granted, as sentences."""
     groups, lines = every(model), [*model.assumptions]
     if any(group.mlp and group.mlp.experts for group in groups):
-        lines.append("tokens are spread evenly over experts, and nothing hides their messages")
+        lines.append("nothing hides the messages of tokens to their experts and back")
     if any(group.recurrences for group in groups):
         lines.append(
             "layers with a state compute at the rate of products, keep a state per "

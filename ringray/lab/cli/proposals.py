@@ -1,0 +1,248 @@
+"""The answers of ``advise``, as JSON and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ringray.base import units
+from ringray.base.errors import UserError
+from ringray.lab.predict import advise as advice
+from ringray.lab.predict import layers
+from ringray.lab.predict.advise import Proposal, TrainingRequest
+from ringray.lab.predict.pooling import Pooled
+from ringray.lab.predict.transformer import RankMemory
+from ringray.lab.report import tables, words
+
+DEGREES = ("dp", "cp", "tp", "pp", "ep")
+# What avoids whole logits, and activations that are kept.
+_CHUNKED = (
+    'how, Hugging Face: use_liger_kernel=True, or TRL\'s loss_type="chunked_nll"; '
+    "a loop of one's own: ringray.nn.sharded_linear_cross_entropy"
+)
+_CHECKPOINTED = (
+    "how, Hugging Face: gradient_checkpointing=True, which keeps `input`; a loop of one's own: "
+    "Decoder(kept=...), or torch.utils.checkpoint around what is computed again"
+)
+
+Answer = tuple[dict[str, Any], list[Any]]  # as JSON, and as lines and tables
+
+
+def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
+    """Answers with the proposals, the first one in parts."""
+    rows = [_row(request, proposal) for proposal in ranked]
+    alone, ring, first = advice.alone(request), advice.smallest_ring(request), ranked[0]
+    assumed = advice.assumptions(request, first)
+    answer = _asked(request) | {"context": request.context, "sequences": request.sequences}
+    answer |= {"one_rank_bytes": alone, "smallest_ring": _row(request, ring), "proposals": rows}
+    answer |= {"assumptions": assumed}
+    enough = "enough" if alone <= request.usable_bytes else "not enough"
+    if math.isinf(request.usable_bytes):
+        enough = "perhaps"
+    seconds = first.time.total
+    shares = {name: value / seconds for name, value in first.time.parts.items()}
+    parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
+    before = (
+        f"{request.model.name} ({request.model.parameters / 1e9:.3g} billion parameters), "
+        f"{request.sequences} x {request.context:,} tokens a step "
+        f"in {request.dtype} on {request.on}"
+        f"{words.fitted(request.on.hardware)}\n{words.linked(request.on)}\n".replace("\n\n", "\n")
+        + f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
+        f"{_usable(request)} that can be used\n"
+        f"Ring: {'needed; the smallest' if ring.degrees.cp > 1 else 'not needed; without one'}: "
+        f"{ring.degrees} fits, in {ring.time.total / seconds:.2f} x the time of 1\n"
+    )
+    after = (
+        f"\n{_order(ranked)}; a time is good to ±{first.time.spread:.0%} (80%)\n"
+        f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(first.memory)}\n"
+        + "\n".join((*_excluded(request, first), *(f"Assumed: {line}" for line in assumed)))
+    )
+    return answer, [before, _table(request, rows), after.rstrip("\n")]
+
+
+def _order(ranked: list[Proposal]) -> str:
+    """Writes how much slower each proposal is than the fastest, and what counts as equal."""
+    if len(ranked) == 1:
+        return "There is no other"
+    least = min(proposal.time.total for proposal in ranked)
+    slower = (
+        f"{number} by {proposal.time.total / least - 1:.1%}"
+        for number, proposal in enumerate(ranked, 1)
+        if proposal.time.total > least
+    )
+    return (
+        f"Slower than the fastest: {', '.join(slower) or 'none'}; up to {advice.EQUAL:.0%} count "
+        "as equal, and then more room comes first"
+    )
+
+
+def _excluded(request: TrainingRequest, first: Proposal) -> list[str]:
+    """Writes what the memory of a proposal leaves out, and how a training avoids it."""
+    lines = []
+    for what, changed, avoided in (
+        ("whole logits", {"loss_rows": None}, _CHUNKED),
+        ("all that layers could keep", {"kept": "all", "mlp_rows": None}, _CHECKPOINTED),
+    ):
+        more = advice.memory(request, first, **changed).total - first.memory.total
+        if more > 0:
+            lines.append(f"Left out: {what}, {units.memory(more)} more; {avoided}")
+    return lines
+
+
+def of_pool(file: str, best: Proposal, pooled: Pooled) -> str:
+    """Writes how one pool of ranks compares with the rings of the best proposal."""
+    degrees, strategy = best.degrees, best.config.strategy
+    rings, pool = (units.digits(ms, " ms") for ms in (pooled.rings, pooled.pool))
+    return (
+        f"Packed documents of {file}: attention of a layer takes {rings} in rings of DP "
+        f"{degrees.dp} x CP {degrees.cp} ({strategy.partition}, {strategy.transport}), {pool} in "
+        f"one pool of {pooled.ranks} (balanced, {pooled.transport}): "
+        f"{pooled.pool / pooled.rings:.2f} x the time"
+    )
+
+
+def _table(request: TrainingRequest, rows: list[dict[str, Any]]) -> Any:
+    strategy = {"transport": "transport", "partition": "partition", "walk back": "backward"}
+    priced = request.on.hardware.price is not None
+    names = DEGREES[
+        : 5 if any(group.mlp and group.mlp.experts for group in request.model.groups) else 4
+    ]
+    texts = (*strategy, "kept", "limited by")
+    # The paper counts layers of one kind.
+    numbers = ["step", "tokens/s", "MFU", *["paper's"] * (not request.model.mixed)]
+    numbers += ["memory/rank", "room", *_PRICES * priced]
+    heads = ("#", *map(str.upper, names), *strategy, "kept", *numbers, "limited by")
+    table = tables.bare_table(*heads, texts=texts)
+    for number, row in enumerate(rows, 1):
+        cells = {
+            **{name: row[key] for name, key in strategy.items()}, "kept": row["kept"],
+            "step": units.duration(row["step_s"]), "tokens/s": units.digits(row["tokens_per_s"]),
+            "MFU": units.share(row["mfu"]), "paper's": units.share(row["mfu_paper"]),
+            "memory/rank": units.memory(row["memory_bytes"]["total"]), "room": _room(row),
+            **_prices(row), "limited by": row["limit"],
+        }  # fmt: skip
+        degrees = (str(row["degrees"][name]) for name in names)
+        table.add_row(str(number), *degrees, *(cells[head] for head in heads if head in cells))
+    return table
+
+
+_PRICES = ("price/step", "price/1M tokens")
+
+
+def _prices(row: dict[str, Any]) -> dict[str, str]:
+    per_step, per_million = row["price_per_step"], row["price_per_million_tokens"]
+    return dict(zip(_PRICES, (units.digits(per_step), units.digits(per_million)), strict=True))
+
+
+def _room(row: dict[str, Any]) -> str:
+    return "unknown" if row["room_bytes"] is None else units.memory(row["room_bytes"])
+
+
+def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
+    seconds, config, price = proposal.time.total, proposal.config, request.on.hardware.price
+    tokens = request.sequences * request.context
+    hours = request.on.ranks * seconds / 3600  # of ranks, for a step
+    return {
+        "degrees": asdict(proposal.degrees), "transport": config.strategy.transport,
+        "partition": config.strategy.partition, "backward": config.strategy.backward,
+        "kept": proposal.training.kept, "mlp_rows": proposal.training.mlp_rows, "step_s": seconds,
+        "spread": proposal.time.spread, "parts_s": proposal.time.parts,
+        "tokens_per_s": tokens / seconds,
+        "mfu": proposal.mfu(request, request.model.forward_flops(request.context)),
+        "mfu_paper": proposal.mfu(request, request.model.paper_flops(request.context)),
+        "memory_bytes": proposal.memory.as_dict(),
+        "room_bytes": None if math.isinf(proposal.room) else proposal.room,
+        "limit": proposal.limit(request.on),
+        "rank_hours_per_million_tokens": hours / tokens * 1e6,
+        "price_per_step": price and hours * price,
+        "price_per_million_tokens": price and hours * price / tokens * 1e6,
+    }  # fmt: skip
+
+
+def compared(requests: Sequence[TrainingRequest]) -> Answer:
+    """Answers with the best layout of each fleet, the fastest and the cheapest of them."""
+    heads = ("fleet", "layout", "transport", "kept", "step", "±", "tokens/s", "room", *_PRICES)
+    table = tables.bare_table(*heads, texts=heads[:4])
+    fleets: list[dict[str, Any]] = []
+    reasons: list[str] = []
+    assumed: dict[str, None] = {}
+    for request in requests:
+        fleet: dict[str, Any] = {"on": str(request.on), "price": request.on.hardware.price}
+        fleet |= {"proposal": None, "reason": None}
+        fleets.append(fleet)
+        try:
+            best = advice.advise(request, 1)[0]
+        except UserError as error:
+            fleet["reason"] = str(error)
+            reasons.append(f"{request.on} is left out: {error}")
+            continue
+        fleet["proposal"] = row = _row(request, best)
+        assumed |= dict.fromkeys(advice.assumptions(request, best))
+        cells = [row["transport"], row["kept"], units.duration(row["step_s"])]
+        cells += [f"{row['spread']:.0%}", units.digits(row["tokens_per_s"]), _room(row)]
+        table.add_row(fleet["on"], str(best.degrees), *cells, *_prices(row).values())
+    fitting = [fleet for fleet in fleets if fleet["proposal"]]
+    named = {}
+    for name, key in (("fastest", "step_s"), ("cheapest", "price_per_million_tokens")):
+        known = [fleet for fleet in fitting if fleet["proposal"][key] is not None]
+        best_fleet = min(known, key=lambda fleet: fleet["proposal"][key], default=None)
+        named[name] = best_fleet and best_fleet["on"]
+    lines = [f"{name.capitalize()}: {on}" for name, on in named.items() if on]
+    if fitting and named["cheapest"] is None:
+        lines.append("Cheapest: no price is known; give --price P or FLEET=P, of a rank and hour")
+    request = requests[0]
+    before = (
+        f"{request.model.name} ({request.model.parameters / 1e9:.3g} billion parameters), "
+        f"{request.sequences} x {request.context:,} tokens a step in {request.dtype}\n"
+    )
+    after = "\n".join((*lines, *reasons, *(f"Assumed: {line}" for line in assumed)))
+    asked = {"model": _model(request), "dtype": request.dtype, "context": request.context}
+    answer = {**asked, "sequences": request.sequences, "fleets": fleets, **named}
+    return answer | {"assumptions": [*assumed]}, [before, *[table] * bool(fitting), f"\n{after}"]
+
+
+def longest(request: TrainingRequest) -> Answer:
+    """Answers with the longest context."""
+    limit = advice.max_context(request)
+    most = max(vars(limit.memory), key=vars(limit.memory).__getitem__)
+    limited = f"memory, most of it {most}"
+    if limit.longest:
+        most, limited = "tokens", f"the length of a sequence, at most {advice.LONGEST:,} tokens"
+    assumed = layers.assumptions(request.model, limit.degrees)
+    text = (
+        f"{request.model.name} in {request.dtype} on {request.on} reaches {limit.context:,} tokens "
+        f"with {limit.degrees}\nLimited by {limited}: {_parts(limit.memory)}, "
+        f"of the {_usable(request)} that can be used"
+    )
+    answer = {"max_context": limit.context, "degrees": asdict(limit.degrees), "limit": most}
+    answer |= {"memory_bytes": limit.memory.as_dict(), "assumptions": assumed}
+    return {**_asked(request), **answer}, [text, *(f"Assumed: {line}" for line in assumed)]
+
+
+def _asked(request: TrainingRequest) -> dict[str, Any]:
+    usable = None if math.isinf(request.usable_bytes) else request.usable_bytes
+    return {
+        "model": _model(request),
+        "on": str(request.on),
+        "fitted_trials": request.on.hardware.fitted,
+        "links": request.on.linked or None,
+        "price": request.on.hardware.price,
+        "dtype": request.dtype,
+        "usable_bytes": usable,
+    }
+
+
+def _model(request: TrainingRequest) -> dict[str, Any]:
+    return {**asdict(request.model), "parameters": request.model.parameters}
+
+
+def _usable(request: TrainingRequest) -> str:
+    return (
+        "unknown amount" if math.isinf(request.usable_bytes) else units.memory(request.usable_bytes)
+    )
+
+
+def _parts(memory: RankMemory) -> str:
+    return ", ".join(f"{name} {units.memory(held)}" for name, held in memory.as_dict().items())
