@@ -25,7 +25,7 @@ from ringray.base import provenance, units
 from ringray.base.errors import UserError
 from ringray.lab.predict import cost_model
 from ringray.lab.predict.calibration import Device
-from ringray.lab.predict.hardware import LOCAL, RANKS, Fleet, Hardware, Link, entry
+from ringray.lab.predict.hardware import LOCAL, RANKS, Fleet, Hardware, Link, entry, table
 from ringray.lab.trial.config import TrialConfig
 
 Samples = dict[str, Any]
@@ -142,6 +142,7 @@ def measure(device: Device, say: Callable[[str], None], size: Size | None = None
     if device == "cuda":
         return fields | _of_rank(size, samples, cores=False)
     fields |= _of_rank(size, samples, cores=True) | _of_cores(size, samples, ports)
+    fields["host"] = table()["cpu"].host  # not measured
     crowd = _crowd(ports)
     cores = np.median(samples[crowd]["rings"]["cores"], 0)
     return fields | _handling(fields, _rings(size, crowd), cores)

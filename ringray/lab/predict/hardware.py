@@ -86,7 +86,8 @@ class Hardware(_Entry):
     reach. ``tables``, ``collectives``: the system of ``measured`` that has this one's attention
     calls and products, and its collectives within a node; None: rates and links say it. ``call``:
     seconds of an attention call beside its products. ``spread``: relative half width of the 80%
-    interval of a call's time. ``price``: of a rank and hour. ``cores``: of a machine whose ranks
+    interval of a call's time. ``price``: of a rank and hour. ``host``: bytes/s of copies between a
+    rank and memory of its host, one way (of a CPU rank, files). ``host_memory``: bytes of a node. ``cores``: of a machine whose ranks
     have no device of their own, else None; the fields after it are measured there. ``shared``: rate
     of a rank while all cores are busy over its rate alone. ``threads``: rate with so many threads
     over that with one. ``message``, ``copying``: core-seconds of its two ends that a message takes,
@@ -111,6 +112,8 @@ class Hardware(_Entry):
     call: Seconds = 0.0
     spread: Spread = 0.1
     price: Positive | None = None
+    host: Rate = 24.0e9  # PCIe 4 x16
+    host_memory: Rate | None = None
     sources: tuple[str, ...] = ()
     cores: Count | None = None
     shared: Share = 1.0

@@ -42,7 +42,8 @@ class Training:
     ``mlp_rows``, ``loss_rows``: rows of MLP and logits at once; None: all. ``scores``: whole where
     attention keeps the matrix of its scores. ``state_bytes``: of a parameter's weight, gradient
     and optimizer. ``threads``: of a rank. ``fused``: norms are, as on GPUs. ``exchanged``: ranks
-    exchange heads for rows, of which kept attention keeps what it received.
+    exchange heads for rows, of which kept attention keeps what it received. ``offload``: inputs of
+    layers leave the device until their backward pass.
     """
 
     context: int
@@ -57,6 +58,7 @@ class Training:
     threads: int = 1
     fused: bool = True
     exchanged: bool = False
+    offload: bool = False
 
     @property
     def tokens(self) -> int:
@@ -114,6 +116,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         recipe.scores,
         micro_batch=recipe.micro_batch,
         threads=config.ring.threads,
+        offload=recipe.offload,
     )
     how = replace(how, fused=not on.shares_cores, exchanged=exchanged(ring))
     time = step(model, degrees, how, on, forward, both)
@@ -154,7 +157,7 @@ def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float
     blockwise scores, its inputs and gradients included, the largest of all layers."""
     size, tp, shards, hidden = how.itemsize, degrees.tp, degrees.dp * degrees.cp, model.hidden
     rows, groups = -(-how.context // degrees.cp) * how.micro_batch, layers.every(model)
-    under_way = min(how.sequences // degrees.dp // how.micro_batch, degrees.pp) / degrees.pp
+    under_way = _under_way(degrees, how)
     outer = model.outer_parameters // (1 if degrees.pp == 1 or model.tied else 2)
     of_layers = sum(group.count * group.parameters(hidden) for group in groups)
     states = how.state_bytes * (of_layers / degrees.pp + outer) / (tp * shards)
@@ -170,7 +173,23 @@ def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float
     at_once = min(rows, how.loss_rows or rows)
     logits = at_once * model.vocab / tp * (size + 2 * FP32)  # logits, softmax, gradient
     loss = 3 * stream + logits + 2 * size * model.vocab * hidden / tp * (shards > 1)
-    return RankMemory(states, gathered, kept_bytes * under_way, max(working, loss))
+    kept_bytes *= under_way
+    if how.offload:  # but for the layer that computes and the next, none of which the loss meets
+        here = min(2 * stream, away := away_bytes(model, degrees, how))
+        kept_bytes, loss = kept_bytes - away + here, loss - here
+    return RankMemory(states, gathered, kept_bytes, max(working, loss))
+
+
+def away_bytes(model: Model, degrees: Degrees, how: Training) -> float:
+    """Returns the bytes of a rank's inputs of layers, which wait elsewhere with ``offload``."""
+    rows = -(-how.context // degrees.cp) * how.micro_batch
+    number = sum(group.count for group in layers.every(model)) * _under_way(degrees, how)
+    return number * rows * model.hidden / degrees.tp * how.itemsize
+
+
+def _under_way(degrees: Degrees, how: Training) -> float:
+    """Returns the share of the layers of a model whose activations a rank keeps, by micro-batch."""
+    return min(how.sequences // degrees.dp // how.micro_batch, degrees.pp) / degrees.pp
 
 
 def _gathered(group: LayerGroup, hidden: int, degrees: Degrees) -> float:
@@ -227,7 +246,8 @@ class StepTime:
     """Seconds of one step of training, by what the slowest rank does. ``products``: dense products,
     states and what is memory-bound beside them. ``attention``. ``again``: computed again. ``ring``,
     ``tensor``, ``experts``, ``shards``: waiting for messages of CP, TP, EP and FSDP. ``pipeline``:
-    waiting for other stages. ``optimizer``. ``spread``: relative half width of the 80%
+    waiting for other stages. ``offload``: waiting for copies of layers' inputs. ``optimizer``.
+    ``spread``: relative half width of the 80%
     interval."""
 
     products: float
@@ -238,6 +258,7 @@ class StepTime:
     experts: float
     shards: float
     pipeline: float
+    offload: float
     optimizer: float
     spread: float
 
@@ -302,7 +323,11 @@ def step(
         * (1 + model.heads_ahead)
         * _multiplied_s([(1, rows, Product(model.hidden, model.vocab, "n"))], degrees, how, on)
     )
-    stage = number / degrees.pp * (busy + shards) + logits
+    # Copies hide behind a layer, of which the forward is a part; but the first of a backward pass.
+    copied = how.offload * stream / tp / hardware.host
+    ahead = dense + attends * forward.time_ms / 1e3
+    exposed = max(0.0, copied - ahead) + max(0.0, copied - (busy - ahead))
+    stage = number / degrees.pp * (busy + shards + exposed) + logits + copied
     hop = 0.0
     if degrees.pp > 1:
         hop = stream / tp / (outer if degrees.pp * degrees.cp * tp > on.per_node else inner)
@@ -318,6 +343,7 @@ def step(
         experts=each * routed,
         shards=each * shards,
         pipeline=(degrees.pp - 1) * stage + 2 * hop * (micros + degrees.pp - 1),
+        offload=each * exposed + micros * copied,
         optimizer=moved / hardware.memory_bandwidth,
         spread=both.high_ms / both.time_ms - 1 if both.time_ms else hardware.spread,
     )
