@@ -16,7 +16,7 @@ import pytest
 from ringray.base.errors import UserError
 from ringray.lab.predict import collectives, cost_model, hardware, measured, products, rates
 from ringray.lab.predict.collectives import Operation
-from ringray.lab.predict.hardware import Hardware, Link
+from ringray.lab.predict.hardware import Direction, Hardware, Link
 from ringray.lab.predict.measured.calls import WINDOW, Calls, calls
 from tests.support.point import point
 
@@ -221,6 +221,28 @@ def test_a_system_without_tables_is_refused_with_the_nearest() -> None:
         hardware.entry({**hardware.table()["h100"].model_dump(), "tables": "h100_smx"}, "mine.yaml")
     fields = hardware.table()["h100"].model_dump() | {"inner": Link(bandwidth=1e9, latency=0.0)}
     assert hardware.entry(fields, "mine.yaml").tables == "h100_sxm"
+
+
+def test_the_table_of_hardware_has_the_figures_of_entries() -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "hardware.md").read_text("utf-8")
+    rows = [[cell.strip() for cell in line.split("|")] for line in text.splitlines()]
+    by_name = {row[1].strip("`"): row for row in rows if len(row) == 10}
+    for name in (*TABLED, "h800"):
+        on = hardware.table()[name]
+        figures = []
+        asked: tuple[tuple[int, Direction, int], ...] = (
+            (64, "forward", 16384), (64, "backward", 16384), (1, "forward", 2048),
+        )  # fmt: skip
+        for heads, way, at in asked:
+            curves = rates.find(on, "bfloat16", 128, way, heads=heads, kv_heads=-(-heads // 8))
+            rate = curves.causal[[*curves.rows].index(at)] / 1e12
+            figures.append(f"{rate:.0f}")
+        _, _, _, peak, calls_of_64, one_head, memory, near, far, _ = by_name[name]
+        assert (calls_of_64, one_head) == (", ".join(figures[:2]), figures[2]), name
+        assert on.memory
+        assert (float(peak), float(memory)) == (on.peak["bfloat16"] / 1e12, on.memory / 1e9)
+        for cell, link in ((near, on.inner), (far, on.outer)):
+            assert float(cell.split()[0]) == link.bandwidth / 1e9, name
 
 
 TABLES = {
