@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 
-from tests.support import packed_rows
+from tests.support import packed_rows, published_rows
 from tests.support.records import CPU, MIB, PAPER, ROOT, gpu_lines, page, rows
 
 
@@ -79,16 +79,6 @@ def decoding() -> list[str]:
         for which in ("median_ms", "baseline_ms")
     ]
     return [*times, f"{trials['float32']['sent_bytes']:,}"]
-
-
-def published(group: str) -> list[str]:
-    """Returns median error, 90th percentile and share that is too fast: predicted, then null."""
-    lines = [
-        re.findall(r"[\d.]+%", line)
-        for line in rows("published.json")
-        if re.match(rf" *\d+ {group} +(predicted|null model)", line)
-    ]
-    return [figure for median, _, ninth, fast in lines for figure in (median, ninth, fast)]
 
 
 def alarms() -> list[str]:
@@ -207,8 +197,8 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
     (
         "docs/concepts.md",
         """158 figures that others published: the median error is {}, where a null model that
-        knows the rate of one device alone has {}; on rings {} against {}, and {} of them""",
-        lambda: [*published("rows")[::3], *published("rings")[::3], published("rings")[2]],
+        knows the rate of one device alone has {}; on rings {} against {}""",
+        lambda: [*published_rows.sums("rows")[::3], *published_rows.sums("rings")[::3]],
     ),
     *(
         (
@@ -222,13 +212,18 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         )
     ),
     *(
-        ("docs/hardware.md", f"| {title} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |", figures)
-        for title, figures in (
-            ("158 rows", lambda: published("rows")),
-            ("74 rings", lambda: published("rings")),
-            ("60 even rings", lambda: published("even rings")),
-            ("84 others", lambda: published("others")),
+        (
+            "docs/published.md",
+            f"| {number} {group} | {{}} | {{}} | {{}} | {{}} | {{}} | {{}} |",
+            partial(published_rows.sums, group),
         )
+        for number, group in ((158, "rows"), (74, "rings"), (60, "even rings"), (84, "others"))
+    ),
+    (
+        "docs/published.md",
+        """Of {} pairs of rivals whose published figures differ by more than 3%, {} are predicted in
+        order, {} as equal and {} reversed; the null model has {}, {} and {}.""",
+        published_rows.order,
     ),
     ("docs/compare.md", "slower or faster, in at most {}%.", alarms),
     (
@@ -279,4 +274,13 @@ def test_a_page_says_what_its_record_holds(
 @pytest.mark.parametrize("lines", [packed_rows.deals, packed_rows.pairs, packed_rows.charts])
 def test_packed_documents_have_the_tables_of_their_records(lines: Callable[[], list[str]]) -> None:
     text = (ROOT / "docs" / "packed.md").read_text(encoding="utf-8").splitlines()
+    assert not {*lines()} - {*text}
+
+
+@pytest.mark.parametrize(
+    "lines", [published_rows.ringed, published_rows.rated, published_rows.striped]
+)
+def test_published_runs_have_the_tables_of_their_records(lines: Callable[[], list[str]]) -> None:
+    text = (ROOT / "docs" / "published.md").read_text(encoding="utf-8").splitlines()
+    assert lines()
     assert not {*lines()} - {*text}

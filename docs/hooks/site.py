@@ -57,6 +57,7 @@ ORDER: dict[str, dict[str, str]] = {
         "Advice": "docs/advise.md",
         "Prediction": "docs/prediction.md",
         "Hardware": "docs/hardware.md",
+        "Published runs": "docs/published.md",
         "Reports": "docs/report.md",
         "Comparing two sweeps": "docs/compare.md",
         "Watching a sweep": "docs/watch.md",

@@ -2,9 +2,11 @@
 
     python experiments/published/run.py [FILE.yaml ...]
 
-A file holds the tables of one source. Rows under ``reference``, such as one device alone, set the
-rate of attention: the hardware's curves are scaled until these rows are exact, forward first. The
-other rows are predicted with that rate. ``why``: what explains rivals in another order.
+A file holds the tables of one source, and under ``implementation`` how its system computes a step,
+counted in its code (``theirs``). Rows under ``reference``, such as one device alone, set the rate
+of attention: the hardware's curves are scaled until these rows are exact, forward first; where a
+row has ``own_mask``, only those of its mask. The other rows are predicted with that rate. ``why``:
+what explains rivals in another order.
 
 The null model beside it knows no hardware: each device computes at the rate of the last reference,
 messages cost nothing, and a ring takes as long as its busiest rank.
@@ -20,22 +22,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import theirs
 import yaml
 
-import theirs
-from ringray.lab.predict import cost_model, hardware
-from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.predict import hardware
+from ringray.lab.predict.hardware import Curve, Direction, Hardware
 
 HERE = Path(__file__).parent
+SOURCES = ("magi-attention", "ring-flash-attention", "usp")  # files of tables
 TIE = 0.03  # rivals whose figures differ by less have no order
-
-_TRIAL: dict[str, Any] = {
-    "threads": 1, "window": None, "documents": None, "backward": "auto", "backend": "auto",
-    "blocks": None, "partition": "contiguous", "transport": "ring", "device": "cuda",
-    "placement": "spread", "warmup": 1, "repeats": 1, "seed": 0, "baseline": None,
-    "baseline_threads": None, "replica": 0,
-}  # fmt: skip
 
 
 class Row(NamedTuple):
@@ -129,28 +124,14 @@ def _null(
 
 
 def _cost(fields: Mapping[str, Any], device: Hardware) -> tuple[float, float]:
-    """Returns seconds and a rank's FLOPs; backward alone is both passes without forward."""
-    ranks, direction = fields["ring_size"], fields["direction"]
-    if True:
-        how = theirs.Implementation.read(fields["implementation"])
-        both: tuple[Direction, ...] = ("forward", "backward")
-        which = both if direction == "forward+backward" else (direction,)
-        pairs = fields["seq_len"] ** 2 / (1 + fields["causal"]) * fields["batch"]
-        flops = sum(theirs.PAIR_FLOPS[w] for w in which) * fields["heads"] * fields["head_dim"]
-        return sum(theirs.seconds(fields, w, device, how) for w in which), flops * pairs / ranks
-    nodes = -(-ranks // device.ranks_per_node)
-    fleet = Fleet("published", device, nodes, -(-ranks // nodes))
-    trial = {
-        name: value for name, value in fields.items() if name not in ("published", "implementation")
-    }
-    passes = ("forward+backward", "forward") if direction == "backward" else (direction,)
-    costs = [
-        cost_model.predict(TrialConfig.from_dict(_TRIAL | trial | {"direction": one}), fleet)
-        for one in passes
-    ]
-    seconds = (costs[0].time_ms - sum(one.time_ms for one in costs[1:])) / 1e3
-    flops = costs[0].flops - sum(one.flops for one in costs[1:])
-    return seconds, flops / ranks
+    """Returns seconds and the FLOPs of a rank."""
+    how, direction = theirs.Implementation.read(fields["implementation"]), fields["direction"]
+    both: tuple[Direction, ...] = ("forward", "backward")
+    ways = both if direction == "forward+backward" else (direction,)
+    pairs = fields["batch"] * fields["seq_len"] ** 2 / (1 + fields["causal"])
+    of_pair = fields["heads"] * fields["head_dim"] * sum(theirs.PAIR_FLOPS[way] for way in ways)
+    seconds = sum(theirs.seconds(fields, way, device, how) for way in ways)
+    return seconds, of_pair * pairs / fields["ring_size"]
 
 
 def _calibrated(device: Hardware, fields: Mapping[str, Any], unit: str) -> Hardware:
@@ -167,9 +148,7 @@ def _calibrated(device: Hardware, fields: Mapping[str, Any], unit: str) -> Hardw
     return _scaled(device, direction, mask, high)
 
 
-def _scaled(
-    device: Hardware, direction: Direction, causal: bool | None, factor: float
-) -> Hardware:
+def _scaled(device: Hardware, direction: Direction, causal: bool | None, factor: float) -> Hardware:
     curves = []
     for one in device.attention:
         by = factor if one.direction == direction and causal in (None, one.causal) else 1.0
@@ -238,7 +217,7 @@ def main(paths: Sequence[str]) -> None:
     """Prints all tables of the files, by default of all beside this one."""
     found = [
         table
-        for path in [Path(one) for one in paths] or sorted(HERE.glob("*.yaml"))
+        for path in [Path(one) for one in paths] or [HERE / f"{name}.yaml" for name in SOURCES]
         for table in tables(path)
     ]
     for table in found:

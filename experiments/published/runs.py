@@ -41,7 +41,8 @@ class Widths(NamedTuple):
     def of(cls, model: Model, group: LayerGroup) -> Widths:
         """Returns the widths of a layer of full attention and an MLP."""
         attention, mlp = group.attention, group.mlp
-        assert attention and mlp
+        assert attention
+        assert mlp
         return cls(
             model.hidden,
             attention.heads * attention.head_dim,
@@ -70,10 +71,10 @@ class Widths(NamedTuple):
         return 2 * self.stream + 4 * self.inside + 6 * self.routed
 
     def attending(self, ranks: int) -> int:
-        """Returns bytes of a row where the ring's backward pass is at its peak: what is saved before
-        it; gradients of the residual and of the output; fp32 sums of gradients; all keys and
-        values, gathered; a step's gradients; cuDNN's fp32 sum of dQ; sums of dK and dV, joined and
-        received."""
+        """Returns bytes of a row where the ring's backward pass is at its peak: what is saved
+        before it; gradients of the residual and of the output; fp32 sums of gradients; all keys
+        and values, gathered; a step's gradients; cuDNN's fp32 sum of dQ; sums of dK and dV, joined
+        and received."""
         saved = 2 * self.stream + 8 * self.stream + 10 * self.queries + 10 * self.keys
         gradients = 2 * self.stream + 2 * self.queries
         sums, gathered = 4 * self.queries + 8 * self.keys, 4 * self.keys * (ranks + 1)
@@ -172,7 +173,7 @@ class Shown(NamedTuple):
     def errors(self) -> Figures:
         """Returns relative errors, None where nothing is published."""
         pairs = zip(self.predicted, self.published, strict=True)
-        return Figures(*(mine / theirs - 1 if theirs else None for mine, theirs in pairs))
+        return Figures(*(mine / real - 1 if mine and real else None for mine, real in pairs))
 
 
 def trl() -> list[Shown]:
@@ -249,19 +250,26 @@ def read() -> dict[str, Any]:
     return dict(yaml.safe_load(FACTS.read_text(encoding="utf-8")))
 
 
+def lines() -> list[str]:
+    """Returns a line for each run: what it is; published, predicted and error of seconds and
+    gigabytes of TRL, of the rate of prime-rl over its first; gibibytes, of rows."""
+    shown = []
+    for run in trl():
+        cells = [f"{run.model}, {run.context} on {run.gpus}{', offloaded' * run.offload}"]
+        for real, mine, error in zip(run.published, run.predicted, run.errors, strict=True):
+            figures = "" if error is None else f"{real:.1f} {mine:.1f} {error:+.1%}"
+            cells.append(figures or f"{mine:.1f}")
+        shown.append(" | ".join(cells))
+    for rated in prime():
+        rates = f"{rated.published:.2f} {rated.predicted:.2f}"
+        memory = f"{rated.published_gibibytes:.1f} {rated.rows_gibibytes:.1f}"
+        shown.append(f"CP {rated.cp}, {rated.style} | {rates} | {memory}")
+    return shown
+
+
 def main() -> None:
     """Prints all runs."""
-    for one in trl():
-        title = f"{one.model}, {one.context} on {one.gpus}{', offloaded' * one.offload}"
-        cells = [
-            f"{mine:8.1f}" if theirs is None else f"{theirs:8.1f} {mine:8.1f} {error:+6.1%}"
-            for theirs, mine, error in zip(one.published, one.predicted, one.errors, strict=True)
-        ]
-        print(f"{title:40} {' | '.join(cells)}")
-    for run in prime():
-        title = f"cp {run.cp}, {run.style}"
-        rates = f"{run.published:8.2f} {run.predicted:8.2f}"
-        print(f"{title:40} {rates} | {run.published_gibibytes:8.1f} {run.rows_gibibytes:8.1f}")
+    print("\n".join(lines()))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +40,7 @@ class Pass(NamedTuple):
 
     q: Bytes
     kv: Bytes
-    scattered: Bytes = {}
+    scattered: Bytes = MappingProxyType({})
 
 
 class Implementation(NamedTuple):
@@ -55,11 +56,12 @@ class Implementation(NamedTuple):
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Implementation:
         """Returns the implementation of a file."""
-        ways = [
+        passes, gathered = (
             {name: Pass(**of[name]) for name in ("forward", "backward") if name in of}
             for of in (fields, fields.get("gathered", {}))
-        ]
-        return cls(*ways, **{name: fields[name] for name in cls._fields[2:] if name in fields})
+        )
+        others = {name: fields[name] for name in ("gradients", "scatter") if name in fields}
+        return cls(passes, gathered, **others)
 
 
 class Ring(NamedTuple):
@@ -200,14 +202,14 @@ def _gathered(ring: Ring, direction: Direction, on: Hardware, how: Implementatio
     """Returns the seconds of a pass of zigzag rows in two calls, one for each block of rows, whose
     keys were gathered before; gradients of keys are reduced after it."""
     blocks, rank = 2 * ring.ranks, np.arange(ring.ranks)
-    block, every = ring.rows / 2, ring.rows * ring.ranks
+    block, every = np.full(ring.ranks, ring.rows / 2), ring.rows * ring.ranks
     curve = _curve(ring, direction, on)
     moved, time, seen = how.gathered[direction], np.zeros(ring.ranks), np.zeros(ring.ranks)
     for number in (rank, blocks - 1 - rank):
-        keys = block * (number + 1.0) if ring.causal else np.full(ring.ranks, float(every))
-        pairs = block * (keys - block / 2 * ring.causal)
-        queries, flops = np.full(ring.ranks, block), PAIR_FLOPS[direction] * ring.q * pairs
-        time, seen = time + on.call + curve.seconds(flops, queries, keys, pairs), seen + keys
+        keys: Floats = block * (number + 1.0) if ring.causal else np.full(ring.ranks, float(every))
+        pairs: Floats = block * (keys - block / 2 * ring.causal)
+        flops: Floats = PAIR_FLOPS[direction] * ring.q * pairs
+        time, seen = time + on.call + curve.seconds(flops, block, keys, pairs), seen + keys
     scattered = [moved.scattered.get(name, 0.0) for name in ("q", "kv")]
     q, kv = ring.q * ring.rows, ring.kv * seen
     streamed = q * moved.q["all"] + ring.kv * every * moved.kv["all"] + kv * moved.kv.get("seen", 0)
@@ -221,9 +223,9 @@ def _by_head(ring: Ring, direction: Direction, on: Hardware) -> float:
     """Returns the seconds of a pass of the last rank of contiguous rows, whose keys are gathered
     for each head of keys while the one before computes; gradients of each are reduced after it."""
     alone = ring._replace(heads=ring.heads // ring.kv_heads, kv_heads=1)
-    keys, queries = np.full(1, float(ring.rows * ring.ranks)), np.full(1, float(ring.rows))
-    pairs = queries * (keys - queries / 2)
-    flops = PAIR_FLOPS[direction] * alone.q * pairs
+    keys, queries = (np.full(1, float(ring.rows * times)) for times in (ring.ranks, 1))
+    pairs: Floats = queries * (keys - queries / 2)
+    flops: Floats = PAIR_FLOPS[direction] * alone.q * pairs
     (busy,) = _curve(alone, direction, on).seconds(flops, queries, keys, pairs)
     moving = ITEMSIZE * alone.kv * ring.rows * (ring.ranks - 1) / on.inner.bandwidth
     reduced = moving * (direction == "backward")
