@@ -18,7 +18,8 @@ import yaml
 
 from ringray.lab.predict import hardware, products
 from ringray.lab.predict.hardware import Direction, Hardware
-from ringray.models.sizes import LayerGroup, Model, Product, named
+from ringray.models.layers import LayerGroup, Model, Product
+from ringray.models.sizes import named
 
 FACTS = Path(__file__).with_name("runs.yaml")
 DTYPE, FP32 = "bfloat16", "float32"
