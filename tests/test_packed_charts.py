@@ -159,7 +159,7 @@ def test_the_page_sums_up_the_record() -> None:
     lines = records.rows("packed-charts.json")
     (line,) = (line for line in lines if line.startswith("packed, causal: "))
     figures = line.removeprefix("packed, causal: ").partition(" (")[0]
-    assert figures.replace("within", "figures are within") in records.page("docs/hardware.md")
+    assert figures.replace("within", "figures are within") in records.page("docs/published.md")
 
 
 def test_charts_of_one_document_are_those_of_the_record() -> None:
