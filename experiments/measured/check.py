@@ -24,7 +24,6 @@ from ringray.lab.predict.hardware import Fleet, Hardware
 from ringray.lab.predict.measured import calls
 
 DTYPE = "bfloat16"
-MLA = 192, 128  # head dims of Q and K, and of V
 ITEMSIZE = 2
 
 # What a round leaves out: a kind, and whether a time of a curve at a place is.
@@ -32,8 +31,8 @@ ATTENTION = ("causal", "full", "mla")
 LEFT_OUT: dict[str, tuple[tuple[str, ...], Callable[[tuple[int, ...], int], bool]]] = {
     "rows 2048": (ATTENTION, lambda curve, at: at == 2048),
     "rows 512, 4096": (ATTENTION, lambda curve, at: at in (512, 4096)),
-    "heads 16": (ATTENTION, lambda curve, at: _heads(curve) == 16),
-    "heads 4, 32": (ATTENTION, lambda curve, at: _heads(curve) in (4, 32)),
+    "heads 16": (ATTENTION, lambda curve, at: curve[2] == 16),
+    "heads 4, 32": (ATTENTION, lambda curve, at: curve[2] in (4, 32)),
     "m 1024, 8192": (("product",), lambda curve, at: at in (1024, 8192)),
     "n 4096": (("product",), lambda curve, at: curve[0] == 4096),
     "k 4096": (("product",), lambda curve, at: curve[1] == 4096),
@@ -42,10 +41,6 @@ LEFT_OUT: dict[str, tuple[tuple[str, ...], Callable[[tuple[int, ...], int], bool
         lambda curve, at: at in [4**power for power in (5, 7, 9, 11, 13)],
     ),
 }
-
-
-def _heads(curve: tuple[int, ...]) -> int:
-    return curve[2] if len(curve) == 4 else curve[0]
 
 
 def entry(system: str) -> Hardware:
@@ -64,13 +59,9 @@ def predicted(time: pack.Time) -> float:
         fleet = Fleet(time.system, on, 1, max(ranks, on.ranks_per_node))
         operation: collectives.Operation = time.kind  # type: ignore[assignment]
         return 1e3 * collectives.seconds(fleet, operation, ranks, time.at * ITEMSIZE)
-    rows, window = np.full(1, float(time.at)), 0
-    if time.kind == "mla":
-        (heads,) = time.curve
-        kv_heads, (head_dim, value_dim) = heads, MLA
-    else:
-        head_dim, window, heads, kv_heads = time.curve
-        value_dim = head_dim
+    head_dim, window, heads, kv_heads = time.curve
+    rows = np.full(1, float(time.at))
+    value_dim = pack.MLA[1] if time.kind == "mla" else head_dim
     pairs = rows * rows if time.kind == "full" else rows * (rows + 1) / 2
     if window:
         keys = np.minimum(rows, window)
@@ -117,7 +108,7 @@ def left_out() -> Iterator[tuple[pack.Time, float]]:
 
 def _forget() -> None:
     for function in (
-        measured.read, calls.calls, calls.head_dims, rates.find, products.seconds, products.shapes
+        measured.read, calls.nearest, rates.find, products.seconds, products.shapes
     ):  # fmt: skip
         function.cache_clear()
 

@@ -22,12 +22,13 @@ from typing import NamedTuple
 
 from ringray.lab.predict import measured
 
+MLA = 192, 128  # head dims of Q and K, and of V
 LETTERS = string.ascii_letters
 HEADER = """\
 # Measured times on {system}, ms: facts of github.com/ai-dynamo/aiconfigurator (Apache-2.0,
 # commit 095f58a), packed by experiments/measured/pack.py. "source": letter, software. "at": the
-# rows, m or elements of a kind. Then curves: head dim, window, heads, K/V heads (mla: heads;
-# product: n, k; collectives: GPUs) | times | the source of each.
+# rows, m or elements of a kind. Then curves: head dim, window, heads, K/V heads (product: n, k;
+# collectives: GPUs) | times | the source of each.
 """
 
 # Columns of each table that tell its curves apart, the column along a curve, and that of sources.
@@ -62,6 +63,8 @@ def read(folder: Path) -> Iterator[Time]:
             for row in csv.DictReader(file):
                 kind = row.get("operation", usual)
                 numbers = tuple(int(row[name]) for name in curve)
+                if kind == "mla":  # as other attention; of the head dim of Q and K
+                    numbers = (MLA[0], 0, *numbers, *numbers)
                 yield Time(
                     row["system"], kind, numbers, int(row[at]), float(row["ms"]), row[source]
                 )

@@ -41,12 +41,11 @@ def _measured(system: str, operation: Operation, ranks: int, size: float) -> flo
     """Returns seconds between measured sizes and ranks. More bytes than those take longer at the
     rate of the last, more ranks by what each sends of the whole."""
     table = measured.read(system)[operation]
-    sizes = table.at * _ITEMSIZE
-    by_ranks = {}
+    sizes, by_ranks = table.at * _ITEMSIZE, {}
     for (count,), times in table.seconds.items():
         last = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-        beyond = max(0.0, size - sizes[-1]) * last
-        by_ranks[count] = np.log(np.interp(size, sizes, times) + beyond)
+        known = np.interp(size, sizes, times) + max(0.0, size - sizes[-1]) * last
+        by_ranks[count] = np.log(known)
     most = max(by_ranks)
     more = (1 - 1 / ranks) / (1 - 1 / most) if ranks > most else 1.0
     return float(np.exp(measured.between(ranks, by_ranks.items()))) * more

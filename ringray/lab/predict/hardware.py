@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from ringray.base import private_files
@@ -44,7 +37,6 @@ Spread = Annotated[float, Field(ge=0, le=2)]
 Count = Annotated[int, Field(ge=1, le=RANKS)]
 Rows = Annotated[int, Field(ge=1)]
 Direction = Literal["forward", "backward"]
-System = Annotated[str, AfterValidator(measured.known)]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join([*DTYPES, 'float8'])})$")]
 
 
@@ -107,8 +99,8 @@ class Hardware(_Entry):
     outer: Link
     products: Share
     attention: Annotated[tuple[Curve, ...], Field(min_length=1)]
-    tables: System | None = None
-    collectives: System | None = None
+    tables: str | None = None
+    collectives: str | None = None
     call: Seconds = 0.0
     spread: Spread = 0.1
     price: Positive | None = None
@@ -130,10 +122,13 @@ class Hardware(_Entry):
     fitted: Annotated[int, Field(ge=0)] = 0
 
     @model_validator(mode="after")
-    def _units(self) -> Self:
+    def _plausible(self) -> Self:
         for curve in self.attention:
             if max(curve.rates.values()) > _OVER * self.peak.get(curve.dtype, math.inf):
                 raise ValueError(f"attention in {curve.dtype} far beyond the peak; both are FLOP/s")
+        for name in filter(None, (self.tables, self.collectives)):
+            if name not in measured.systems():
+                raise ValueError(unknown("measured system", name, measured.systems()))
         return self
 
     def __hash__(self) -> int:

@@ -22,30 +22,22 @@ def seconds(hardware: Hardware, dtype: str, m: int, k: int, n: int) -> float:
     peak, flops = rates.peak(hardware, dtype), 2.0 * m * k * n
     if hardware.tables is None:
         return flops / (peak * hardware.products)
-    table, launch, highest = shapes(hardware.tables)
-    factor: Floats = np.array(list(table.values()))
-    for axis, place in enumerate((n, k, m)):
-        places = sorted({shape[axis] for shape in table})
-        factor = factor.reshape(len(places), -1)
-        factor = measured.between(place, zip(places, factor, strict=True))
-    time = float(np.exp(factor)[0]) * (launch + flops / highest)
-    return time * rates.peak(hardware, "bfloat16") / peak
+    launch, highest, factors = shapes(hardware.tables)
+    by_n = ((width, measured.between(k, curves.items())) for width, curves in factors.items())
+    rows = np.log(measured.read(hardware.tables)["product"].at)
+    factor = float(np.exp(np.interp(np.log(m), rows, measured.between(n, by_n))))
+    return factor * (launch + flops / highest) * rates.peak(hardware, "bfloat16") / peak
 
 
 @lru_cache(maxsize=16)
-def shapes(system: str) -> tuple[dict[tuple[int, int, int], float], float, float]:
-    """Returns logarithms of measured times over the shape, by n, k and m in order; the seconds of a
-    launch, and the highest FLOP/s."""
+def shapes(system: str) -> tuple[float, float, dict[int, dict[int, Floats]]]:
+    """Returns the seconds of a launch, the highest FLOP/s, and logarithms of measured times over
+    what both say, by n and then by k, at the measured m."""
     table = measured.read(system)["product"]
-    times = {
-        (n, k, int(m)): float(time)
-        for (n, k), curve in sorted(table.seconds.items())
-        for m, time in zip(table.at, curve, strict=True)
-    }
-    launch = min(times.values())
-    highest = max(2.0 * n * k * m / time for (n, k, m), time in times.items())
-    factors = {
-        (n, k, m): float(np.log(time / (launch + 2.0 * n * k * m / highest)))
-        for (n, k, m), time in times.items()
-    }
-    return factors, launch, highest
+    flops = {key: 2.0 * key[0] * key[1] * table.at for key in table.seconds}
+    launch = float(min(times.min() for times in table.seconds.values()))
+    highest = float(max((flops[key] / times).max() for key, times in table.seconds.items()))
+    factors: dict[int, dict[int, Floats]] = {}
+    for (n, k), times in table.seconds.items():
+        factors.setdefault(n, {})[k] = np.log(times / (launch + flops[n, k] / highest))
+    return launch, highest, factors

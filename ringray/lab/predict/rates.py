@@ -165,42 +165,33 @@ def find(
 def _tabled(
     system: str, factors: Rates, head_dim: int, value_dim: int, heads: int, kv_heads: int
 ) -> Rates:
-    """Returns the rates of measured calls times ``factors``. Without measured calls that are full,
-    these have the longest chain of causal ones and twice the pairs."""
-    kind, dims = "causal", calls.head_dims(system, "causal")
-    dim = min(dims, key=lambda one: abs(math.log(one / head_dim)))
-    flops = 4.0 * dim * heads  # of a pair
-    if (head_dim, value_dim) == _LATENT:
-        kind, flops = "mla", 2.0 * sum(_LATENT) * heads
-    causal, full = calls.calls(system, kind, dim), calls.calls(system, "full", dim)
-    assert causal is not None
-    if kind == "mla":
-        full = None
-    first, last = (math.log2(n) for n in (causal.rows[0], causal.rows[-1]))
+    """Returns the rates of measured calls times ``factors``."""
+    latent = (head_dim, value_dim) == _LATENT
+    causal = calls.nearest(system, "mla" if latent else "causal", head_dim)
+    full = calls.nearest(system, "full", head_dim)
+    band = calls.nearest(system, "causal", head_dim, calls.WINDOW)
+    assert causal
+    first, last = (math.log2(n) for n in (causal[1].rows[0], causal[1].rows[-1]))
     rows = np.exp2(np.append(np.arange(first, last, _STEP), np.arange(last, _LONGEST)))
-    triangle = flops * rows * (rows + 1) / 2 / causal.time(rows, heads, kv_heads)
-    if full:
-        square = flops * rows**2 / full.time(rows, heads, kv_heads)
-    else:
-        square = flops * rows**2 / causal.time(rows, heads, kv_heads, work=2.0)
-    windowed = None
-    if narrow := calls.head_dims(system, "causal", calls.WINDOW):
-        dim = min(narrow, key=lambda one: abs(math.log(one / head_dim)))
-        band = calls.calls(system, "causal", dim, calls.WINDOW)
-        assert band is not None
-        pairs = calls.WINDOW * (rows - (calls.WINDOW - 1) / 2)
-        windowed = 4.0 * dim * heads * pairs / band.time(rows, heads, kv_heads)
 
-    def scaled(rates: Floats, factor: Floats) -> Floats:
-        return rates * np.exp(np.interp(np.log(rows), np.log(factors.rows), np.log(factor)))
+    def by_rows(
+        of: tuple[int, calls.Calls], pairs: Floats, factor: Floats, work: int = 1
+    ) -> Floats:
+        flops = 2.0 * (sum(_LATENT) if latent and of is causal else 2 * of[0]) * heads * pairs
+        scale = np.exp(np.interp(np.log(rows), np.log(factors.rows), np.log(factor)))
+        rates: Floats = scale * flops / of[1].time(rows, heads, kv_heads, work)
+        return rates
 
+    # Other head dims than the measured full calls, and MLA, have the chain of causal ones.
+    whole, work = (full, 1) if full and (full[0], latent) == (causal[0], False) else (causal, 2)
+    seen = calls.WINDOW * (rows - (calls.WINDOW - 1) / 2)
     return Rates(
         rows,
-        full=scaled(square, factors.full),
-        causal=scaled(triangle, factors.causal),
-        stepped=scaled(triangle, factors.stepped),
-        windowed=None if windowed is None else scaled(windowed, factors.causal),
-        longest=float(causal.rows[-1]),
+        full=by_rows(whole, rows**2, factors.full, work),
+        causal=by_rows(causal, rows * (rows + 1) / 2, factors.causal),
+        stepped=by_rows(causal, rows * (rows + 1) / 2, factors.stepped),
+        longest=float(causal[1].rows[-1]),
+        windowed=by_rows(band, seen, factors.causal) if band else None,
         doubt=factors.doubt,
     )
 

@@ -18,8 +18,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ringray.base.errors import unknown
-
 FOLDER = Path(__file__).parent
 Floats = NDArray[np.float64]
 
@@ -32,12 +30,9 @@ class Curves(NamedTuple):
     seconds: dict[tuple[int, ...], Floats]
 
 
-def known(system: str) -> str:
-    """Returns ``system`` if there are tables of it; raises ValueError with their names if not."""
-    names = sorted(path.stem for path in FOLDER.glob("*.txt"))
-    if system not in names:
-        raise ValueError(unknown("measured system", system, names))
-    return system
+def systems() -> list[str]:
+    """Returns the names of all systems."""
+    return sorted(path.stem for path in FOLDER.glob("*.txt"))
 
 
 @lru_cache(maxsize=16)
@@ -64,7 +59,6 @@ def between(place: float, curves: Iterable[tuple[float, Floats]]) -> Floats:
     after = min(max(int(np.searchsorted(places, place)), 1), len(places) - 1)
     low, high = places[after - 1], places[after]
     share = math.log(place / low) / math.log(high / low) if after else 0.0
-    near: Floats = values[after - 1] + min(max(share, 0.0), 1.0) * (
-        values[after] - values[after - 1]
-    )
+    share = min(max(share, 0.0), 1.0)
+    near: Floats = (1 - share) * values[after - 1] + share * values[after]
     return near

@@ -18,17 +18,17 @@ from ringray.lab.predict.measured import Floats
 
 WINDOW = 128  # keys of a query in the measured calls with a window
 _ALONE = 8192  # rows: one head of so many has at most 64 chains of tiles, fewer than units
-_OTHERS = 3  # least heads counts that make a column of their own
+_COLUMN = 3  # numbers of heads, at least, with which as many K/V heads count
 
 
 @dataclass(frozen=True, eq=False)
 class Calls:
     """Forward calls of one mask and head dim. ``seconds``: by heads and K/V heads, at ``rows``.
-    ``window``: keys of a query, None: as many as rows."""
+    ``window``: keys of a query, 0: as many as rows."""
 
     rows: Floats
     seconds: dict[tuple[int, int], Floats]
-    window: int | None = None
+    window: int = 0
 
     def time(self, rows: Floats, heads: int, kv_heads: int, work: float = 1.0) -> Floats:
         """Returns seconds of calls. ``work``: pairs of a call that sees more of the same chains,
@@ -39,36 +39,34 @@ class Calls:
         for i in np.flatnonzero(rows > last):
             more = float(rows[i] / last)
             (time,) = self._within(np.full(1, last), heads * more, kv_heads, work)
-            seconds[i] = time * (more if self.window is None else 1.0)
+            seconds[i] = time * (1.0 if self.window else more)
         return seconds
 
     def _within(self, rows: Floats, heads: float, kv_heads: float, work: float) -> Floats:
         """Returns seconds of calls of no more rows than measured ones."""
-        by_kv: dict[float, Floats] = {}
-        for kv, column in self._columns.items():
-            if kv <= heads:
-                by_kv[kv or heads] = measured.between(heads, column.items())
-        factors = np.interp(
-            np.log(rows), np.log(self.rows), measured.between(kv_heads, by_kv.items())
-        )
-        seconds: Floats = np.exp(factors) * self._shape(rows, heads, work)
-        return seconds
+        by_kv = {
+            kv or heads: measured.between(heads, column.items())
+            for kv, column in self._columns.items()
+            if kv <= heads
+        }
+        factors = measured.between(kv_heads, by_kv.items())
+        known: Floats = np.exp(np.interp(np.log(rows), np.log(self.rows), factors))
+        return known * self._shape(rows, heads, work)
 
     @cached_property
     def _columns(self) -> dict[int, dict[int, Floats]]:
         """Logarithms of measured times over the shape by K/V heads, 0: as many as heads; then by
         heads, at the measured rows."""
         columns: dict[int, dict[int, Floats]] = {}
-        for (heads, kv), seconds in sorted(self.seconds.items()):
-            factor = np.log(seconds / self._shape(self.rows, heads))
-            columns.setdefault(kv, {})[heads] = factor
-            if kv == heads:
-                columns.setdefault(0, {})[heads] = factor
-        return {kv: column for kv, column in columns.items() if len(column) >= _OTHERS}
+        for (heads, kv), seconds in self.seconds.items():
+            for column in {kv, 0} if kv == heads else {kv}:
+                factors = np.log(seconds / self._shape(self.rows, heads))
+                columns.setdefault(column, {})[heads] = factors
+        return {kv: column for kv, column in columns.items() if len(column) >= _COLUMN}
 
     def _shape(self, rows: Floats, heads: float, work: float = 1.0) -> Floats:
         launch, chain, pair = self._terms
-        keys = rows if self.window is None else np.minimum(rows, self.window)
+        keys = np.minimum(rows, self.window or math.inf)
         seconds: Floats = launch + np.hypot(chain * keys, work * pair * heads * rows * keys)
         return seconds
 
@@ -79,7 +77,7 @@ class Calls:
         even = {heads: seconds for (heads, kv), seconds in self.seconds.items() if kv == heads}
         launch = float(min(seconds.min() for seconds in even.values()))
         few, many, rows = min(even), max(even), self.rows
-        keys = rows if self.window is None else np.minimum(rows, self.window)
+        keys = np.minimum(rows, self.window or math.inf)
         pair = (even[many][-1] - launch) / (many * rows[-1] * keys[-1])
         alone = int(np.searchsorted(rows, _ALONE, "right")) - 1
         rest = (even[few][alone] - launch) ** 2 - (few * pair * rows[alone] * keys[alone]) ** 2
@@ -87,24 +85,13 @@ class Calls:
 
 
 @lru_cache(maxsize=256)
-def calls(system: str, kind: str, head_dim: int, window: int | None = None) -> Calls | None:
-    """Returns the measured calls of a system, of one kind (``causal``, ``full``, ``mla``) and head
-    dim; None where there are none."""
+def nearest(system: str, kind: str, head_dim: int, window: int = 0) -> tuple[int, Calls] | None:
+    """Returns the measured calls of a system, of one kind (``causal``, ``full``, ``mla``) and the
+    nearest head dim, after it; None where there are none."""
     table = measured.read(system).get(kind)
-    if table is None:
+    dims = {n[0] for n in table.seconds if n[1] == window} if table else set()
+    if not table or not dims:
         return None
-    if kind == "mla":
-        return Calls(table.at, {(heads, heads): s for (heads,), s in table.seconds.items()})
-    chosen = {
-        (heads, kv): seconds
-        for (dim, keys, heads, kv), seconds in table.seconds.items()
-        if (dim, keys or None) == (head_dim, window)
-    }
-    return Calls(table.at, chosen, window) if chosen else None
-
-
-@lru_cache(maxsize=64)
-def head_dims(system: str, kind: str, window: int = 0) -> list[int]:
-    """Returns the head dims of the measured calls of a kind."""
-    table = measured.read(system).get(kind)
-    return sorted({n[0] for n in table.seconds if n[1] == window}) if table else []
+    dim = min(sorted(dims), key=lambda one: abs(math.log(one / head_dim)))
+    chosen = {(n[2], n[3]): s for n, s in table.seconds.items() if n[:2] == (dim, window)}
+    return dim, Calls(table.at, chosen, window)
