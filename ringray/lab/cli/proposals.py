@@ -10,7 +10,7 @@ from typing import Any
 from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.lab.predict import advise as advice
-from ringray.lab.predict import layers
+from ringray.lab.predict import layers, transformer
 from ringray.lab.predict.advise import Proposal, TrainingRequest
 from ringray.lab.predict.pooling import Pooled
 from ringray.lab.predict.transformer import RankMemory
@@ -117,7 +117,7 @@ def _table(request: TrainingRequest, rows: list[dict[str, Any]]) -> Any:
     table = tables.bare_table(*heads, texts=texts)
     for number, row in enumerate(rows, 1):
         cells = {
-            **{name: row[key] for name, key in strategy.items()}, "kept": row["kept"],
+            **{name: row[key] for name, key in strategy.items()}, "kept": _kept(row),
             "step": units.duration(row["step_s"]), "tokens/s": units.digits(row["tokens_per_s"]),
             "MFU": units.share(row["mfu"]), "paper's": units.share(row["mfu_paper"]),
             "memory/rank": units.memory(row["memory_bytes"]["total"]), "room": _room(row),
@@ -136,6 +136,10 @@ def _prices(row: dict[str, Any]) -> dict[str, str]:
     return dict(zip(_PRICES, (units.digits(per_step), units.digits(per_million)), strict=True))
 
 
+def _kept(row: dict[str, Any]) -> str:
+    return str(row["kept"]) + ", offloaded" * row["offload"]
+
+
 def _room(row: dict[str, Any]) -> str:
     return "unknown" if row["room_bytes"] is None else units.memory(row["room_bytes"])
 
@@ -147,7 +151,8 @@ def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
     return {
         "degrees": asdict(proposal.degrees), "transport": config.strategy.transport,
         "partition": config.strategy.partition, "backward": config.strategy.backward,
-        "kept": proposal.training.kept, "mlp_rows": proposal.training.mlp_rows, "step_s": seconds,
+        "kept": proposal.training.kept, "offload": proposal.training.offload,
+        "mlp_rows": proposal.training.mlp_rows, "step_s": seconds,
         "spread": proposal.time.spread, "parts_s": proposal.time.parts,
         "tokens_per_s": tokens / seconds,
         "mfu": proposal.mfu(request, request.model.forward_flops(request.context)),
@@ -180,7 +185,7 @@ def compared(requests: Sequence[TrainingRequest]) -> Answer:
             continue
         fleet["proposal"] = row = _row(request, best)
         assumed |= dict.fromkeys(advice.assumptions(request, best))
-        cells = [row["transport"], row["kept"], units.duration(row["step_s"])]
+        cells = [row["transport"], _kept(row), units.duration(row["step_s"])]
         cells += [f"{row['spread']:.0%}", units.digits(row["tokens_per_s"]), _room(row)]
         table.add_row(fleet["on"], str(best.degrees), *cells, *_prices(row).values())
     fitting = [fleet for fleet in fleets if fleet["proposal"]]
@@ -211,6 +216,7 @@ def longest(request: TrainingRequest) -> Answer:
     if limit.longest:
         most, limited = "tokens", f"the length of a sequence, at most {advice.LONGEST:,} tokens"
     assumed = layers.assumptions(request.model, limit.degrees)
+    assumed += transformer.waiting(request.model, limit.degrees, limit.training, request.on)
     text = (
         f"{request.model.name} in {request.dtype} on {request.on} reaches {limit.context:,} tokens "
         f"with {limit.degrees}\nLimited by {limited}: {_parts(limit.memory)}, "

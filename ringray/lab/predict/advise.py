@@ -39,6 +39,7 @@ _MATTERS = 0.1  # of the step, from which a loss limits it
 # What layers keep, and rows of the MLP at once: the fastest first.
 _WAYS: list[dict[str, Any]] = [{"kept": some} for some in transformer.KEPT]
 _WAYS.insert(0, {"kept": "all", "mlp_rows": None})
+_AWAY: dict[str, Any] = {"kept": "input", "offload": True}  # where none of them fits
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,14 @@ class TrainingRequest:
         """Returns the bytes that a rank can use; ranks that share cores share their memory."""
         among = self.on.per_node if self.on.shares_cores else 1
         return (self.on.hardware.memory or math.inf) * USABLE / among
+
+    def room(self, degrees: Degrees, training: Training, memory: RankMemory) -> float:
+        """Returns the bytes that a rank leaves free; of its host, if those are fewer."""
+        room, node = self.usable_bytes - memory.total, self.on.hardware.host_memory
+        if training.offload and node:
+            away = transformer.away_bytes(self.model, degrees, training)
+            room = min(room, node * USABLE / self.on.per_node - away)
+        return room
 
     def training(self, way: Mapping[str, Any]) -> Training:
         """Returns the training that keeps activations in one of ``_WAYS``."""
@@ -120,6 +129,7 @@ class Proposal(NamedTuple):
             "messages to experts": self.time.experts,
             f"shards of weights {far if on.nodes > 1 else near}": self.time.shards,
             "stages that wait for others": self.time.pipeline,
+            "copies of layers' inputs": self.time.offload,
         }
         largest = max(losses, key=losses.__getitem__)
         return largest if losses[largest] > _MATTERS * self.time.total else "compute"
@@ -170,14 +180,16 @@ def _split(group: LayerGroup) -> list[int]:
 def _fitting(request: TrainingRequest, degrees: Degrees, config: TrialConfig) -> list[Proposal]:
     """Lists the ways to keep activations, and to deal experts, that fit into memory."""
     both, exchanged = request.cost(degrees, config), transformer.exchanged(config)
-    proposals = []
-    for way, ep in itertools.product(_WAYS, request.expert_ranks(degrees)):
+    proposals: list[Proposal] = []
+    for way, ep in itertools.product((*_WAYS, _AWAY), request.expert_ranks(degrees)):
+        if way is _AWAY and proposals and not proposals[0].training.offload:
+            break
         training, dealt = (
             replace(request.training(way), exchanged=exchanged),
             replace(degrees, ep=ep),
         )
         memory = transformer.memory(request.model, dealt, training, both.peak_memory_bytes)
-        room = request.usable_bytes - memory.total
+        room = request.room(dealt, training, memory)
         if room >= 0:
             forward = request.cost(degrees, config.changed(direction="forward"))
             time = transformer.step(request.model, dealt, training, request.on, forward, both)
@@ -285,7 +297,7 @@ def advise(request: TrainingRequest, top: int = 3) -> list[Proposal]:
             last = max(fastest[top - 1], (1 + EQUAL) * fastest[0])
         if bounds[degrees] > last:
             break
-        if needed(request, degrees, 0).total > request.usable_bytes:
+        if _least(request, degrees, 0)[2] < 0:
             continue
         best = _carried(request, degrees)
         if best and _seconds(best) - best.time.ring < last:
@@ -314,13 +326,24 @@ def _ranked(every: list[Proposal]) -> list[Proposal]:
 def needed(
     request: TrainingRequest, degrees: Degrees, attention: float | None = None
 ) -> RankMemory:
-    """Returns the least memory of a rank: layers keep their input, chunks walk a ring;
-    ``attention``: bytes of the attention of one layer, if they are known."""
+    """Returns the least memory of a rank: layers keep their input, on the device or away, chunks
+    walk a ring; ``attention``: bytes of the attention of one layer, if they are known."""
+    return _least(request, degrees, attention)[1]
+
+
+def _least(
+    request: TrainingRequest, degrees: Degrees, attention: float | None = None
+) -> tuple[Training, RankMemory, float]:
+    """Returns the training that leaves most room, its memory and the room."""
     if attention is None:  # depends on the rows of a rank, not on the ranks
         few, rows = min(degrees.cp, _FEW), -(-request.context // degrees.cp)
         config = request.attention(degrees, ring_size=few, seq_len=few * rows)
         attention = request.cost(degrees, config).peak_memory_bytes
-    return transformer.memory(request.model, degrees, request.training(_WAYS[-1]), attention)
+    ways = []
+    for training in map(request.training, (_WAYS[-1], _AWAY)):
+        held = transformer.memory(request.model, degrees, training, attention)
+        ways.append((training, held, request.room(degrees, training, held)))
+    return max(ways, key=lambda way: way[2])
 
 
 def memory(request: TrainingRequest, proposal: Proposal, **changed: Any) -> RankMemory:
@@ -332,6 +355,7 @@ def memory(request: TrainingRequest, proposal: Proposal, **changed: Any) -> Rank
 def assumptions(request: TrainingRequest, proposal: Proposal) -> list[str]:
     """Returns what a proposal takes for granted, as sentences."""
     lines = layers.assumptions(request.model, proposal.degrees)
+    lines += transformer.waiting(request.model, proposal.degrees, proposal.training, request.on)
     on = transformer.around(request.on, proposal.degrees)
     if short := long_ring.shorter(proposal.config, on):
         lines.append(
@@ -355,8 +379,8 @@ def smallest_ring(request: TrainingRequest) -> Proposal:
 
 def _too_large(request: TrainingRequest) -> UserError:
     """Returns the error with the layout that needs least, and what would help."""
-    every = ((degrees, needed(request, degrees)) for degrees in possible(request))
-    best, held = min(every, key=lambda pair: pair[1].total)
+    every = ((degrees, *_least(request, degrees)) for degrees in possible(request))
+    best, training, held, room = max(every, key=lambda way: way[3])
     parts = dict(vars(held))
     helps = {
         "states": "more ranks, or a smaller model",
@@ -368,8 +392,11 @@ def _too_large(request: TrainingRequest) -> UserError:
         f"--context: {request.context:,} tokens of {request.model.name} "
         f"fit into no layout of {request.on}: "
         f"the smallest, {best}, takes {units.memory(held.total)} per rank, "
-        f"{units.memory(held.total - request.usable_bytes)} more than can be used ("
+        f"{units.memory(-room)} more than can be used ("
         + ", ".join(f"{name} {units.memory(value)}" for name, value in parts.items())
+        + "".join(
+            f"; {line}" for line in transformer.waiting(request.model, best, training, request.on)
+        )
         + f"); what helps: {helps}"
     )
 
@@ -380,6 +407,7 @@ class ContextLimit(NamedTuple):
 
     context: int
     degrees: Degrees
+    training: Training
     memory: RankMemory
     longest: bool
 
@@ -404,11 +432,11 @@ def max_context(request: TrainingRequest) -> ContextLimit:
 def _longest(request: TrainingRequest, degrees: Degrees) -> ContextLimit:
     unit = degrees.cp * _UNIT
 
-    def held(count: int) -> RankMemory:
-        return needed(replace(request, context=count * unit), degrees)
+    def least(count: int) -> tuple[Training, RankMemory, float]:
+        return _least(replace(request, context=count * unit), degrees)
 
     low, high = 0, LONGEST // unit + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if held(middle).total <= request.usable_bytes else (low, middle)
-    return ContextLimit(low * unit, degrees, held(max(low, 1)), (low + 1) * unit > LONGEST)
+        low, high = (middle, high) if least(middle)[2] >= 0 else (low, middle)
+    return ContextLimit(low * unit, degrees, *least(max(low, 1))[:2], (low + 1) * unit > LONGEST)

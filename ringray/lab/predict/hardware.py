@@ -79,15 +79,15 @@ class Hardware(_Entry):
     calls and products, and its collectives within a node; None: rates and links say it. ``call``:
     seconds of an attention call beside its products. ``spread``: relative half width of the 80%
     interval of a call's time. ``price``: of a rank and hour. ``host``: bytes/s of copies between a
-    rank and memory of its host, one way (of a CPU rank, files). ``host_memory``: bytes of a node. ``cores``: of a machine whose ranks
-    have no device of their own, else None; the fields after it are measured there. ``shared``: rate
-    of a rank while all cores are busy over its rate alone. ``threads``: rate with so many threads
-    over that with one. ``message``, ``copying``: core-seconds of its two ends that a message takes,
-    and each of its bytes. ``step``, ``op``: seconds of each step, and of each pass of the op.
-    ``merged``: the curves of calls that are not causal contain the merge into the running state.
-    ``tiles``: cores multiply bf16 by tiles (AMX), for which PyTorch copies K and V in each call;
-    ``packs``: by AVX-512, for which it packs the operands of a backward call.
-    ``fitted``: trials of a store that corrected it.
+    rank and its host's memory (of a CPU rank: files), one way; ``host_memory``: bytes of a node's.
+    ``cores``: of a machine whose ranks have no device of their own, else None; the fields after it
+    are measured there. ``shared``: rate of a rank while all cores are busy over its rate alone.
+    ``threads``: rate with so many threads over that with one. ``message``, ``copying``:
+    core-seconds of its two ends that a message takes, and each of its bytes. ``step``, ``op``:
+    seconds of each step, and of each pass of the op. ``merged``: the curves of calls that are not
+    causal contain the merge into the running state. ``tiles``: cores multiply bf16 by tiles (AMX),
+    for which PyTorch copies K and V in each call; ``packs``: by AVX-512, for which it packs the
+    operands of a backward call. ``fitted``: trials of a store that corrected it.
     """
 
     title: str

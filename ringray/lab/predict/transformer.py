@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from ringray import transport as transports
+from ringray.base import units
 from ringray.lab.predict import collectives, cost_model, layers, products, rates, ring_time
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
@@ -185,6 +186,16 @@ def away_bytes(model: Model, degrees: Degrees, how: Training) -> float:
     rows = -(-how.context // degrees.cp) * how.micro_batch
     number = sum(group.count for group in layers.every(model)) * _under_way(degrees, how)
     return number * rows * model.hidden / degrees.tp * how.itemsize
+
+
+def waiting(model: Model, degrees: Degrees, how: Training, on: Fleet) -> list[str]:
+    """Returns where inputs of layers wait, as sentences: one if they leave the device."""
+    if not how.offload:
+        return []
+    away, node = on.per_node * away_bytes(model, degrees, how), on.hardware.host_memory
+    known = f"of {units.memory(node)}" if node else "of an unknown amount"
+    rate = f"{units.digits(on.hardware.host / 1e9)} GB/s a rank, behind its layers"
+    return [f"inputs of layers wait in {units.memory(away)} of a node's memory, {known}; {rate}"]
 
 
 def _under_way(degrees: Degrees, how: Training) -> float:
