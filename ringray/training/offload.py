@@ -91,7 +91,7 @@ def _move(call: Callable[[int, list[memoryview], int], int], file: IO[bytes], x:
 
 
 class Offload:
-    """The inputs of a model's layers that are away."""
+    """The inputs of a model's layers that are away, and where they go."""
 
     def __init__(self, comm: Comm, folder: str | Path | None) -> None:
         self.stores: dict[torch.device, PinnedMemory | Files] = {}
@@ -118,23 +118,20 @@ class Offload:
         self._away.add(away)
         return away
 
-    def check(self) -> None:
-        """Raises OffloadError if there was no room for an input since the last check."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise OffloadError(
-                "offload: no room for a layer's input, which on CPUs goes to "
-                f"{self._folder or tempfile.gettempdir()}: {error}. It stayed where it was, so the "
-                "step before is as any other"
-            )
-
     @torch.compiler.disable
-    def agreed(self, *_: Any) -> None:
-        """Raises an error of one rank on all of them, before a forward pass."""
-        if torch.is_grad_enabled():
-            with refusing(self._comm):
-                self.check()
-                agree(self._comm, AgreedCall("offload"))
+    def check(self, *_: Any) -> None:
+        """Raises an error on every rank, before a forward pass, if one had no room."""
+        if not torch.is_grad_enabled():
+            return
+        with refusing(self._comm):
+            error, self.error = self.error, None
+            if error is not None:
+                raise OffloadError(
+                    "offload: no room for a layer's input, which on CPUs goes to "
+                    f"{self._folder or tempfile.gettempdir()}: {error}. It stayed where it was, so "
+                    "the step before is as any other"
+                )
+            agree(self._comm, AgreedCall("offload"))
 
 
 class Away:
@@ -248,12 +245,12 @@ def offload(
         folder: of the files of CPU ranks, on a disk; None: that of temporary files ($TMPDIR).
 
     Returns:
-        An object with the ``bytes`` that are away, and ``check()``, which raises OffloadError if
-        there was no room for some; so does the next forward, on every rank of ``group``.
+        An object whose ``bytes`` are away.
 
     Raises:
-        ValueError: on every rank, a model without layers, a folder that is not there. By a forward:
-            a layer that is not checkpointed.
+        ValueError: on every rank, a model without layers, a folder that is not there. A forward
+            raises it for a layer that is not checkpointed, and OffloadError, on every rank of
+            ``group``, if there was no room in the one before.
     """
     comm = connect(group)
     with refusing(comm):
@@ -265,7 +262,7 @@ def offload(
     made = Offload(comm, folder)
     for layer in layers:
         _watch(layer, made)
-    model.register_forward_pre_hook(made.agreed)
+    model.register_forward_pre_hook(made.check)
     return made
 
 

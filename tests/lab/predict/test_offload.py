@@ -99,4 +99,4 @@ def test_a_spec_is_planned_with_it() -> None:
     here, away = (
         trial.predicted.peak_memory_bytes for trial in plan.build(specs.parse(text)).trials
     )
-    assert here - away == 14 * 2048 * 64 * 4
+    assert here - away == 14 * 2048 * 64 * 2
