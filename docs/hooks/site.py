@@ -6,6 +6,7 @@ a spec leads to a copy of it. A page that nobody ordered comes last, under "More
 
 pictures   partitions, intervals and walks as SVG, from the tables that the ring executes
 choosing   tables of predictions
+families   tables of models
 reference  specs, command line, API
 results    measured results
 """
@@ -31,6 +32,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "kernels")]
 os.environ["RINGRAY_HOME"] = str(ROOT / "site" / "no-home")
 
 import choosing  # noqa: E402
+import families  # noqa: E402
 import pictures  # noqa: E402
 import reference  # noqa: E402
 import results  # noqa: E402
@@ -55,6 +57,7 @@ ORDER: dict[str, dict[str, str]] = {
     },
     "Measure": {
         "Advice": "docs/advise.md",
+        "Models from their config": "docs/configs.md",
         "Prediction": "docs/prediction.md",
         "Hardware": "docs/hardware.md",
         "Published runs": "docs/published.md",
@@ -98,7 +101,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "docs/reference/api.md": reference.api,
     "docs/reference/results.md": results.page,
 }
-PARTS: dict[str, Callable[[], str]] = {**pictures.PARTS, **choosing.PARTS}
+PARTS: dict[str, Callable[[], str]] = {**pictures.PARTS, **choosing.PARTS, **families.PARTS}
 _PART = re.compile(r"^<!-- generated: (.*?) -->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s#]+)")
 
