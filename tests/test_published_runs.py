@@ -159,3 +159,23 @@ def test_keys_that_take_longer_than_a_step_are_waited_for(module: Module) -> Non
         waited = theirs.seconds(RING, way, slow, how)
         assert waited == pytest.approx(sent * chunk / 1e9, rel=0.1)
         assert theirs.seconds(RING, way, on, how) < 0.2 * waited
+
+
+def test_striped_rows_and_exchanges_of_heads_are_counted(module: Module) -> None:
+    theirs = module("theirs")
+    on = hardware.table()["h100"]
+    streamed = theirs.STREAMED * on.memory_bandwidth
+    own = 65536 // 4 * 8 * 128  # elements of Q of a rank; of K and V half as many
+
+    def seconds(q: dict[str, float], **changed: Any) -> float:
+        how = theirs.Implementation.read({"forward": {"q": q, "kv": {}}})
+        return float(theirs.seconds(RING | changed, "forward", on, how))
+
+    striped = [seconds(q, partition="striped") for q in ({"shifted": 900}, {})]
+    assert striped[0] - striped[1] == pytest.approx(3 * 900 * own / streamed, rel=1e-3)
+    ulysses = [seconds(q, transport="ulysses", kv_heads=4) for q in ({"exchange": 900}, {})]
+    assert ulysses[0] - ulysses[1] == pytest.approx(900 * own / streamed)
+    slow = on.model_copy(update={"inner": on.inner.model_copy(update={"bandwidth": 1e9})})
+    plain = theirs.Implementation.read({"forward": {"q": {}, "kv": {}}})
+    waited = theirs.seconds(RING | {"transport": "ulysses", "kv_heads": 4}, "forward", slow, plain)
+    assert waited - ulysses[1] == pytest.approx(2 * 3 * own * 3 / 4 / 1e9, rel=0.02)
