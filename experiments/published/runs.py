@@ -16,10 +16,13 @@ from typing import Any, NamedTuple
 import theirs
 import yaml
 
-from ringray.lab.predict import hardware, products
+from ringray.lab.predict import hardware, products, transformer
+from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.hardware import Direction, Hardware
+from ringray.lab.predict.transformer import Training
 from ringray.models.layers import LayerGroup, Model, Product
 from ringray.models.sizes import named
+from ringray.training.recipe import Degrees
 
 FACTS = Path(__file__).with_name("runs.yaml")
 DTYPE, FP32 = "bfloat16", "float32"
@@ -119,7 +122,7 @@ def trained(run: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
         layer += PASSES * _products(model, group, rows, on)
         layer += PASSES * rows * widths.touched / (theirs.STREAMED * on.memory_bandwidth)
         if run.get("offload"):  # there and back, one after the other
-            layer += 2 * 2 * rows * model.hidden / facts["host"]
+            layer += 2 * 2 * rows * model.hidden / on.host
         seconds += group.count * layer
     return Figures(seconds, _memory(model, run, rows) / 1e9)
 
@@ -159,9 +162,26 @@ def _memory(model: Model, run: Mapping[str, Any], rows: int) -> float:
     return states + gathered + peak + kept
 
 
+def own(run: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
+    """Returns the predicted figures of ringray's own training of the same on the same GPUs: inputs
+    of layers kept, or offloaded, all other options as they are without a word."""
+    model, context, ranks = named(run["model"], {}), run["context"], run["gpus"]
+    device = hardware.table()[facts["hardware"]]
+    nodes = ranks // device.ranks_per_node
+    on = hardware.parse_fleet(f"{facts['hardware']}:{nodes}x{device.ranks_per_node}")
+    request, degrees = TrainingRequest(model, on, context, 1), Degrees(1, ranks, 1, 1)
+    config = request.attention(degrees, partition="zigzag", transport="ring")
+    both = request.cost(degrees, config)
+    forward = request.cost(degrees, config.changed(direction="forward"))
+    how = Training(context, offload=bool(run.get("offload")))
+    step = transformer.step(model, degrees, how, on, forward, both)
+    memory = transformer.memory(model, degrees, how, both.peak_memory_bytes)
+    return Figures(step.total, memory.total / 1e9)
+
+
 class Shown(NamedTuple):
-    """One run of TRL: what it is, published and predicted figures; published seconds are the
-    middle of several."""
+    """One run of TRL: what it is, published and predicted figures, and those of ringray's own
+    training; published seconds are the middle of several."""
 
     model: str
     context: str
@@ -169,6 +189,7 @@ class Shown(NamedTuple):
     offload: bool
     published: Figures
     predicted: Figures
+    own: Figures
 
     @property
     def errors(self) -> Figures:
@@ -185,7 +206,7 @@ def trl() -> list[Shown]:
         times = run.get("seconds")
         published = Figures(sum(times) / len(times) if times else None, run.get("gigabytes"))
         name = run["model"], LENGTHS[run["context"]], run["gpus"], bool(run.get("offload"))
-        shown.append(Shown(*name, published, trained(run, facts)))
+        shown.append(Shown(*name, published, trained(run, facts), own(run, facts)))
     return shown
 
 
@@ -253,13 +274,15 @@ def read() -> dict[str, Any]:
 
 def lines() -> list[str]:
     """Returns a line for each run: what it is; published, predicted and error of seconds and
-    gigabytes of TRL, of the rate of prime-rl over its first; gibibytes, of rows."""
+    gigabytes of TRL, and both of ringray's own; of prime-rl the rate over its first, and gibibytes,
+    of rows alone."""
     shown = []
     for run in trl():
         cells = [f"{run.model}, {run.context} on {run.gpus}{', offloaded' * run.offload}"]
         for real, mine, error in zip(run.published, run.predicted, run.errors, strict=True):
             figures = "" if error is None else f"{real:.1f} {mine:.1f} {error:+.1%}"
             cells.append(figures or f"{mine:.1f}")
+        cells.append(f"{run.own.seconds:.1f} {run.own.gigabytes:.1f}")
         shown.append(" | ".join(cells))
     for rated in prime():
         rates = f"{rated.published:.2f} {rated.predicted:.2f}"

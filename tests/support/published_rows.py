@@ -42,9 +42,8 @@ def beside(figures: str) -> str:
 def ringed() -> list[str]:
     """Returns a row for each run of TRL."""
     return [
-        f"| {name} | {beside(seconds)} | {beside(gigabytes)} |"
-        for name, seconds, gigabytes in cells(RUNS)
-        if not name.startswith("CP")
+        f"| {name} | {beside(seconds)} | {beside(gigabytes)} | {', '.join(own.split())} |"
+        for name, seconds, gigabytes, own in (line for line in cells(RUNS) if len(line) == 4)
     ]
 
 
@@ -52,8 +51,7 @@ def rated() -> list[str]:
     """Returns a row for each run of prime-rl."""
     return [
         f"| {name} | {' | '.join((*rates.split(), *memory.split()))} |"
-        for name, rates, memory in cells(RUNS)
-        if name.startswith("CP")
+        for name, rates, memory in (line for line in cells(RUNS) if len(line) == 3)
     ]
 
 
