@@ -19,6 +19,7 @@ from ringray.models.layers import Attention, Latent, LayerGroup, Mlp, Model, Pro
 
 FAMILIES = Path(__file__).with_name("families.yaml")
 NAME = "config.json"
+_PATTERN = "hybrid_override_pattern"
 _MOST = 1 << 24  # that a size may be
 _DELTA = 8  # FLOPs of an element of the state and a token: read, corrected, written, queried
 _SCAN = 7  # as Megatron-LM counts both (github.com/NVIDIA/Megatron-LM, training.py)
@@ -39,25 +40,22 @@ def read(path: str | Path) -> Model:
         raise UserError(f"{file}: {reason}; expected a {NAME}, or a folder with one") from None
     if not isinstance(facts, dict):
         raise UserError(f"{file}: expected a JSON object, as Hugging Face writes it")
-    named = file.name != NAME or not file.absolute().parent.name
-    return of_facts(str(file), file.stem if named else file.absolute().parent.name, facts)
+    of = file.absolute().parent if file.name == NAME else file
+    return of_facts(str(file), of.stem if of == file else of.name, facts)
 
 
 def of_facts(where: str, name: str, facts: Mapping[str, Any]) -> Model:
     """Returns the model ``name`` of the fields of a ``config.json``; ``where`` is in errors."""
-    assumptions = []
-    if isinstance(facts.get("text_config"), dict):
-        above = {key: facts[key] for key in ("tie_word_embeddings",) if key in facts}
-        facts = {**above, **facts["text_config"]}
-        assumptions.append("text_config alone: what encodes images or sound is left out")
+    assumptions: dict[str, None] = {}
     if "quantization_config" in facts:
-        assumptions.append("quantization_config is left out: weights are trained in full")
-    # Kimi Linear has a section, whose layers count from 1.
-    section = facts.get("linear_attn_config") or {}
-    facts = {f"linear_{key}": value for key, value in section.items()} | dict(facts)
-    if isinstance(full := section.get("full_attn_layers"), list):
-        facts["attn_layer_indices"] = [layer - 1 for layer in full]
-    return _Config(where, facts, dict.fromkeys(assumptions)).model(name)
+        assumptions["quantization_config is left out: weights are trained in full"] = None
+    if isinstance(text := facts.get("text_config"), dict):
+        facts = {key: facts[key] for key in ("tie_word_embeddings",) if key in facts} | text
+        assumptions["text_config alone: what encodes images or sound is left out"] = None
+    # Kimi Linear has sizes in a section.
+    if isinstance(section := facts.get("linear_attn_config"), dict):
+        facts = {f"linear_{key}": value for key, value in section.items()} | dict(facts)
+    return _Config(where, facts, assumptions).model(name)
 
 
 def load(path: Path) -> Any:
@@ -147,15 +145,18 @@ class _Config:
     def entries(self, field: str, layers: int | None = None) -> list[Any] | None:
         """Returns a list, with an entry for each layer if they are given, or None."""
         values = self.get(field)
-        if values is None or (isinstance(values, list) and len(values) == (layers or len(values))):
-            return values
-        raise self.wrong(field, f"expected a list of {layers or 'numbers of'} layers")
+        if values is None:
+            return None
+        plain = isinstance(values, list) and all(isinstance(one, str | int) for one in values)
+        if not plain or len(values) != (layers or len(values)):
+            raise self.wrong(field, f"expected a list of {layers or 'numbers of'} layers")
+        return cast("list[Any]", values)
 
     def model(self, name: str) -> Model:
         """Returns the model."""
         hidden = self.size("hidden_size")
-        listed = self.get("hybrid_override_pattern") or self.entries("layer_types") or ()
-        layers = self.optional("num_hidden_layers", 1) or len(listed)
+        layers = self.optional("num_hidden_layers", 1) or len(self.entries("layer_types") or ())
+        layers = layers or len(self._pattern) or self.size("num_hidden_layers")
         kinds = zip(self._kinds(layers), self._sparse(layers), strict=True)
         groups = tuple(
             LayerGroup(count, *self._layer(kind, sparse, hidden))
@@ -165,8 +166,7 @@ class _Config:
         if not attention:
             raise self.wrong("layer_types", "expected a layer with attention")
         main = next((part for part in attention if part.window is part.chunk), attention[0])
-        mlp = max((group for group in groups if group.mlp), key=lambda group: group.count).mlp
-        assert mlp is not None
+        mlp = max(groups, key=lambda group: group.count * (group.mlp is not None)).mlp or Mlp(0)
         if beside := self.rules.get("beside"):
             self.assumptions[f"not counted: {beside}"] = None
         uniform = Model(
@@ -188,15 +188,16 @@ class _Config:
     def _kinds(self, layers: int) -> list[str]:
         """Returns the kind of each layer."""
         names: dict[str, str] = _rules()["kinds"]
-        pattern = "hybrid_override_pattern" if self.get("hybrid_override_pattern") else ""
-        if listed := list(self.get(pattern) or self.entries("layer_types", layers) or ()):
+        if listed := list(self._pattern) or self.entries("layer_types", layers):
             if len(listed) != layers or not names.keys() >= set(listed):
                 expected = f"expected num_hidden_layers = {layers} of {', '.join(names)}"
-                raise self.wrong(pattern or "layer_types", expected)
+                raise self.wrong(_PATTERN if self._pattern else "layer_types", expected)
             return [names[name] for name in listed]
         others, every = self.rules.get("others", "full"), self.rules.get("full_every")
         full = self.entries("attn_layer_indices")
-        if (flags := self.entries("no_rope_layers", layers)) and others == "chunk":
+        if (counted := self.entries("linear_full_attn_layers")) is not None:
+            full = [layer - 1 for layer in counted if isinstance(layer, int)]  # from 1 on
+        elif (flags := self.entries("no_rope_layers", layers)) and others == "chunk":
             full = [layer for layer in range(layers) if not flags[layer]]
         elif period := self.optional("attn_layer_period"):
             full = [*range(self.size("attn_layer_offset", 0), layers, period)]
@@ -208,6 +209,12 @@ class _Config:
         elif full is None:
             full = [*range(self.optional("max_window_layers") or 0)]
         return ["full" if layer in full else others for layer in range(layers)]
+
+    @property
+    def _pattern(self) -> str:
+        """Returns the letters of Nemotron-H's layers, if any."""
+        value = self.get(_PATTERN)
+        return value if isinstance(value, str) else ""
 
     @property
     def _slides(self) -> bool:
@@ -279,9 +286,10 @@ class _Config:
         if not sparse:
             width = self.size("intermediate_size")
             if self.get("block_auto_adjust_ff_dim"):  # of LFM2, rounded up
-                each = self.size("block_multiple_of")
-                width = int(self.get("block_ffn_dim_multiplier") * int(2 * width / 3))
-                width = -(-width // each) * each
+                each, factor = self.size("block_multiple_of"), self.get("block_ffn_dim_multiplier")
+                if not isinstance(factor, int | float):
+                    raise self.wrong("block_ffn_dim_multiplier", "expected a number")
+                width = -(-int(factor * int(2 * width / 3)) // each) * each
             return Mlp(width, gated)
         experts, active = self.size("num_experts"), self.size("num_experts_per_tok")
         if active > experts:

@@ -273,12 +273,6 @@ class Model:
         return {name: getattr(self, name) for name in names}
 
     @property
-    def matrices(self) -> int:
-        """Returns elements of the matrices that a token is multiplied with in a layer, the largest
-        number."""
-        return max(group.active_matrices(self.hidden) for group in self.groups)
-
-    @property
     def layer_parameters(self) -> int:
         """Returns the parameters of one layer, the largest."""
         return max(group.parameters(self.hidden) for group in self.groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,15 @@ def test_text_models_of_others_are_read() -> None:
 def test_wrong_files_are_told_by_field(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         of(**changed)
+
+
+@pytest.mark.parametrize("name", ["granite4-h-small", "kimi-linear-48b-a3b", "llama4-scout"])
+@pytest.mark.parametrize("odd", [None, "x", -1, 1.5, [1], ["x"], [[1]], {}, {"x": 1}, True])
+def test_odd_values_are_errors_for_users(name: str, odd: Any) -> None:
+    facts = {**table()[name], "full_attn_idxs": None, "block_auto_adjust_ff_dim": True}
+    for field in (*facts, "hybrid_override_pattern", "text_config", "moe_layers", "no_rope_layers"):
+        with suppress(UserError):
+            config_json.of_facts("F", "it", {**facts, field: odd})
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
