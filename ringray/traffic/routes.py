@@ -11,9 +11,9 @@ own. Imports numpy only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -38,24 +38,28 @@ class Lane(NamedTuple):
 class Route:
     """One way around the ring.
 
-    ``rank``: ``[owner, visit]``, the rank of a visit. ``step``: by visit, the step at which its
-    rank computes with the chunk. ``posted``: by visit, the step at which the transfer to it begins;
-    it runs beside the steps between and ends before ``step``.
+    ``table``: makes ``rank`` when it is first needed, as that of a large ring is large. ``step``:
+    by visit, the step at which its rank computes with the chunk. ``posted``: by visit, the step at
+    which the transfer to it begins; it runs beside the steps between and ends before ``step``.
     """
 
     name: str
-    rank: Ints
+    table: Callable[[], Ints]
     lanes: tuple[Lane, ...]
     step: tuple[int, ...]
     posted: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        self.rank.flags.writeable = False  # routes are cached
+    @cached_property
+    def rank(self) -> Ints:
+        """Returns ``[owner, visit]``: the rank of a visit."""
+        rank = self.table()
+        rank.flags.writeable = False  # routes are cached
+        return rank
 
     @property
     def ranks(self) -> int:
         """Returns the number of ranks of the ring."""
-        return len(self.rank)
+        return len(self.step)  # a chunk visits each once
 
     @property
     def straight(self) -> bool:
@@ -109,7 +113,7 @@ def both_ways(ranks: int, up: int) -> Route:
     lanes = _lanes((0, 1, up + 1), (0, up + 1, ranks))
     one_way = {0: "toward lower ranks", ranks - 1: "toward higher ranks"}
     name = one_way.get(up, f"{up} up, {ranks - 1 - up} down")
-    return Route(name, _hopping(ranks, hops), lanes, steps, _just_before(steps))
+    return Route(name, partial(_hopping, ranks, hops), lanes, steps, _just_before(steps))
 
 
 def around(ranks: int, direction: int) -> Route:
@@ -122,21 +126,24 @@ def ring_of_rings(ranks: int, node: int, outer: int, inner: int) -> Route:
     """Returns a ring in each node of ``node`` consecutive ranks, and one across nodes between ranks
     of equal place; its transfers may take as long as a whole inner ring. Directions are as in
     ``around``."""
-    far, near = np.divmod(np.arange(ranks), node)
-    node_of = np.add.outer(far, outer * far) % (ranks // node)
-    place = np.add.outer(near, inner * near) % node
+
+    def table() -> Ints:
+        far, near = np.divmod(np.arange(ranks), node)
+        node_of = np.add.outer(far, outer * far) % (ranks // node)
+        place = np.add.outer(near, inner * near) % node
+        return node_of * node + place
+
     posted = (0, *(step - (1 if step % node else node) for step in range(1, ranks)))
     lanes = [(entry - node, entry, entry + node) for entry in range(node, ranks, node)]
     name = f"nodes {outer:+d}, within {inner:+d}"
-    owners = node_of * node + place
-    return Route(name, owners, _lanes((0, 1, node), *lanes), tuple(range(ranks)), posted)
+    return Route(name, table, _lanes((0, 1, node), *lanes), tuple(range(ranks)), posted)
 
 
 @lru_cache(maxsize=64)
 def straight(ranks: int) -> Route:
     """Returns the route on which each owner sends to all ranks directly, at one step."""
     lanes = _lanes(*((0, visit, visit + 1) for visit in range(1, ranks)))
-    table = _hopping(ranks, range(ranks))
+    table = partial(_hopping, ranks, range(ranks))
     return Route("straight", table, lanes, (0,) + (1,) * (ranks - 1), (0,) * ranks)
 
 
@@ -151,7 +158,8 @@ def rotations(ranks: int) -> Route:
         hops += sorted(both)
         steps += [step] * len(both)
     lanes = straight(ranks).lanes
-    return Route("rotations", _hopping(ranks, hops), lanes, tuple(steps), _just_before(steps))
+    table = partial(_hopping, ranks, hops)
+    return Route("rotations", table, lanes, tuple(steps), _just_before(steps))
 
 
 @lru_cache(maxsize=64)
@@ -164,9 +172,15 @@ def back(route: Route) -> Route | None:
     for lane in route.lanes:
         lanes.append((KEPT, len(visits), len(visits) + lane.stop - lane.first))
         visits += range(lane.stop - 1, lane.first - 1, -1)
-    table, last = route.rank[:, visits], max(route.step)
+    last = max(route.step)
     steps = tuple(last - route.step[visit] for visit in visits)
-    return Route(f"back {route.name}", table, _lanes(*lanes), steps, _just_before(steps))
+    return Route(
+        f"back {route.name}",
+        lambda: route.rank[:, visits],
+        _lanes(*lanes),
+        steps,
+        _just_before(steps),
+    )
 
 
 def _hopping(ranks: int, hops: Sequence[int]) -> Ints:

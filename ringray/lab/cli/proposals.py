@@ -63,18 +63,11 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
 
 
 def _order(ranked: list[Proposal]) -> str:
-    """Writes how much slower each proposal is than the fastest, and what counts as equal."""
-    if len(ranked) == 1:
-        return "There is no other"
-    least = min(proposal.time.total for proposal in ranked)
-    slower = (
-        f"{number} by {proposal.time.total / least - 1:.1%}"
-        for number, proposal in enumerate(ranked, 1)
-        if proposal.time.total > least
-    )
+    """Writes how much slower each proposal is than the fastest way, and what counts as equal."""
+    slower = (f"{number} by {one.slower:.1%}" for number, one in enumerate(ranked, 1))
     return (
-        f"Slower than the fastest: {', '.join(slower) or 'none'}; up to {advice.EQUAL:.0%} count "
-        "as equal, and then more room comes first"
+        f"Slower than the fastest way: {', '.join(slower)}; up to {advice.EQUAL:.0%} count as "
+        "equal, and then more room comes first"
     )
 
 
@@ -153,7 +146,7 @@ def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
         "partition": config.strategy.partition, "backward": config.strategy.backward,
         "kept": proposal.training.kept, "offload": proposal.training.offload,
         "mlp_rows": proposal.training.mlp_rows, "step_s": seconds,
-        "spread": proposal.time.spread, "parts_s": proposal.time.parts,
+        "slower": proposal.slower, "spread": proposal.time.spread, "parts_s": proposal.time.parts,
         "tokens_per_s": tokens / seconds,
         "mfu": proposal.mfu(request, request.model.forward_flops(request.context)),
         "mfu_paper": proposal.mfu(request, request.model.paper_flops(request.context)),

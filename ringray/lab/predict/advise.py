@@ -102,7 +102,8 @@ def _cost(config: TrialConfig, ring: Fleet) -> Cost:
 
 
 class Proposal(NamedTuple):
-    """One way to train. ``config``: the attention of one ring; ``both``: its cost."""
+    """One way to train. ``config``: the attention of one ring; ``both``: its cost. ``room``: bytes
+    of memory that nothing needs. ``slower``: of its time over that of the fastest way, less 1."""
 
     degrees: Degrees
     training: Training
@@ -110,7 +111,8 @@ class Proposal(NamedTuple):
     both: Cost
     memory: RankMemory
     time: StepTime
-    room: float  # bytes
+    room: float
+    slower: float = 0.0
 
     def mfu(self, request: TrainingRequest, flops: float) -> float:
         """Returns model FLOPs utilization; ``flops``: of one sequence, forward."""
@@ -311,14 +313,15 @@ def advise(request: TrainingRequest, top: int = 3) -> list[Proposal]:
 
 def _ranked(every: list[Proposal]) -> list[Proposal]:
     """Returns the best proposal of each layout, in order."""
-    equal = (1 + EQUAL) * min(map(_seconds, every))
+    least = min(map(_seconds, every))
 
     def rank(proposal: Proposal) -> tuple[bool, float, float]:
-        slower, seconds = _seconds(proposal) > equal, _seconds(proposal)
-        return slower, seconds if slower else -proposal.room, seconds
+        equal = proposal.slower <= EQUAL
+        return not equal, -proposal.room if equal else proposal.slower, proposal.slower
 
     ranked: dict[Degrees, Proposal] = {}
-    for proposal in sorted(every, key=rank):
+    compared = (proposal._replace(slower=_seconds(proposal) / least - 1) for proposal in every)
+    for proposal in sorted(compared, key=rank):
         ranked.setdefault(replace(proposal.degrees, ep=1), proposal)
     return [*ranked.values()]
 

@@ -64,8 +64,9 @@ def test_no_degrees_are_faster_than_the_advised() -> None:
 def test_of_equally_fast_proposals_the_roomiest_is_first(fleet: str) -> None:
     asked = training_request(1 << 20, 4, fleet)
     found = advise.advise(asked, 8)
-    least = min(one.time.total for one in found)
-    equal = [one for one in found if one.time.total <= (1 + advise.EQUAL) * least]
+    least = found[0].time.total / (1 + found[0].slower)
+    equal = [one for one in found if one.slower <= advise.EQUAL]
+    assert all(one.time.total == pytest.approx(least * (1 + one.slower)) for one in found)
     assert len(equal) > 1
     assert found[: len(equal)] == sorted(equal, key=lambda one: -one.room)
     assert found[len(equal) :] == sorted(found[len(equal) :], key=lambda one: one.time.total)
