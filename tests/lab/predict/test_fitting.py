@@ -128,6 +128,22 @@ def test_beyond_the_trials_the_interval_stays_as_it_was() -> None:
         assert spread(found, **others) == pytest.approx(spread(TABLE, **others)), others
 
 
+def test_links_that_were_fitted_take_the_place_of_measured_collectives() -> None:
+    slow = real()
+    slow = replace(slow, hardware=slow.hardware.model_copy(update={"collectives": None}))
+    some = [
+        config(seq_len=length << 10, transport=transport, head_dim=64, direction=direction)
+        for length in (2, 8)
+        for transport in ("ring", "ulysses")
+        for direction in ("forward", "forward+backward")
+    ]
+    found = fitted(TABLE, [MeasuredTrial(one, seconds(one, slow), there()) for one in some])
+    assert found.hardware.collectives is None
+    exchanged = [one for one in some if one.strategy.transport == "ulysses"]
+    far = [abs(seconds(one, found) / seconds(one, slow) - 1) for one in exchanged]
+    assert statistics.median(far) < 0.05
+
+
 def test_trials_within_a_node_say_nothing_of_the_links_between_nodes() -> None:
     within = [one for one in SOME if one.ring.size <= 8]
     found = fitted(TABLE, measured(within)).hardware
