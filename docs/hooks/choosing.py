@@ -67,7 +67,8 @@ def _fastest(name: str, tokens: int, fleet: str) -> str:
     split = [f"{name.upper()} {n}" for name, n in asdict(best.degrees).items() if n > 1]
     how = f"`{best.config.strategy.transport}`" if best.degrees.cp > 1 else "no ring"
     mfu = best.mfu(request, request.model.forward_flops(tokens))
-    return f"{' × '.join(split)}<br>{how}, {mfu:.0%} MFU, {units.memory(best.memory.total)}"
+    memory = f"{units.memory(best.memory.total)}, room {units.memory(best.room)}"
+    return f"{' × '.join(split)}<br>{how}, {mfu:.0%} MFU, {memory}"
 
 
 def by_partition() -> str:

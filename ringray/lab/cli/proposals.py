@@ -76,7 +76,7 @@ def _excluded(request: TrainingRequest, first: Proposal) -> list[str]:
     lines = []
     for what, changed, avoided in (
         ("whole logits", {"loss_rows": None}, _CHUNKED),
-        ("all that layers could keep", {"kept": "all", "mlp_rows": None}, _CHECKPOINTED),
+        ("all that layers could keep", {"kept": "all", "mlp_rows": None, "offload": False}, _CHECKPOINTED),
     ):
         more = advice.memory(request, first, **changed).total - first.memory.total
         if more > 0:
@@ -99,9 +99,8 @@ def of_pool(file: str, best: Proposal, pooled: Pooled) -> str:
 def _table(request: TrainingRequest, rows: list[dict[str, Any]]) -> Any:
     strategy = {"transport": "transport", "partition": "partition", "walk back": "backward"}
     priced = request.on.hardware.price is not None
-    names = DEGREES[
-        : 5 if any(group.mlp and group.mlp.experts for group in request.model.groups) else 4
-    ]
+    experts = any(group.mlp and group.mlp.experts for group in request.model.groups)
+    names = DEGREES if experts else DEGREES[:-1]
     texts = (*strategy, "kept", "limited by")
     # The paper counts layers of one kind.
     numbers = ["step", "tokens/s", "MFU", *["paper's"] * (not request.model.mixed)]

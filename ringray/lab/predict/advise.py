@@ -125,7 +125,7 @@ class Proposal(NamedTuple):
         """Returns what takes most of the time beside useful computation, else compute."""
         near, far = "within nodes", "between nodes"
         losses = {
-            "memory: activations are computed again": self.time.again,
+            "activations are computed again": self.time.again,
             f"messages of the ring {far if self.both.outer_bytes else near}": self.time.ring,
             f"messages of TP {near}": self.time.tensor,
             "messages to experts": self.time.experts,
@@ -186,10 +186,8 @@ def _fitting(request: TrainingRequest, degrees: Degrees, config: TrialConfig) ->
     for way, ep in itertools.product((*_WAYS, _AWAY), request.expert_ranks(degrees)):
         if way is _AWAY and proposals and not proposals[0].training.offload:
             break
-        training, dealt = (
-            replace(request.training(way), exchanged=exchanged),
-            replace(degrees, ep=ep),
-        )
+        training = replace(request.training(way), exchanged=exchanged)
+        dealt = replace(degrees, ep=ep)
         memory = transformer.memory(request.model, dealt, training, both.peak_memory_bytes)
         room = request.room(dealt, training, memory)
         if room >= 0:
