@@ -74,9 +74,10 @@ def _order(ranked: list[Proposal]) -> str:
 def _excluded(request: TrainingRequest, first: Proposal) -> list[str]:
     """Writes what the memory of a proposal leaves out, and how a training avoids it."""
     lines = []
+    everything = {"kept": "all", "mlp_rows": None, "offload": False}
     for what, changed, avoided in (
         ("whole logits", {"loss_rows": None}, _CHUNKED),
-        ("all that layers could keep", {"kept": "all", "mlp_rows": None, "offload": False}, _CHECKPOINTED),
+        ("all that layers could keep", everything, _CHECKPOINTED),
     ):
         more = advice.memory(request, first, **changed).total - first.memory.total
         if more > 0:
