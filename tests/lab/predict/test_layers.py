@@ -136,3 +136,11 @@ def test_experts_are_dealt_to_divisors() -> None:
     fixed = advise.advise(replace(asked, fixed={"ep": 8}), 1)[0]
     assert fixed.degrees.ep == 8
     assert "EP 8" in str(fixed.degrees)
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "gpt-oss-20b", "qwen3-next-80b-a3b"])
+def test_no_proposal_is_faster_than_its_bound(name: str) -> None:
+    asked = TrainingRequest(named(name, {}), hardware.parse_fleet("b200:2x4"), 1 << 16, 8)
+    for degrees in advise.possible(asked):
+        if proposal := advise._carried(asked, degrees):
+            assert advise._bound(asked, degrees) <= proposal.time.total
