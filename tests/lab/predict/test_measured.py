@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +20,7 @@ from ringray.lab.predict.collectives import Operation
 from ringray.lab.predict.hardware import Direction, Hardware, Link
 from ringray.lab.predict.measured import calls
 from ringray.lab.predict.measured.calls import WINDOW, Calls
+from ringray.lab.trial.config import TrialConfig
 from tests.support.point import point
 
 TABLED = ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "l40s", "rtx-pro-6000")
@@ -193,12 +195,36 @@ def test_collectives_of_more_ranks_than_measured_and_of_nodes() -> None:
 def test_an_exchange_of_heads_takes_what_all_to_all_takes() -> None:
     config = point(
         ring_size=8, seq_len=65536, heads=32, kv_heads=8, head_dim=128, dtype="bfloat16",
-        transport="ulysses", device="cuda",
+        transport="ulysses", device="cuda", direction="forward",
     )  # fmt: skip
     on = hardware.parse_fleet("h100:8")
+    cost = cost_model.predict(config, on)
+    whole = cost.sent_bytes / 8 / 2 * 8 / 7  # of a rank, there or back, with what it keeps
+    exchanges = 2 * collectives.seconds(on, "alltoall", 8, whole)
+    agreeing = 3 * on.hardware.inner.latency
+    assert cost.exposed_ms == pytest.approx(1e3 * (exchanges + agreeing), rel=1e-6)
     by_link = replace(on, hardware=on.hardware.model_copy(update={"collectives": None}))
-    exposed, bare = (cost_model.predict(config, fleet).exposed_ms for fleet in (on, by_link))
-    assert exposed > bare > 0  # 315 GB/s in place of 367, and a launch
+    assert cost_model.predict(config, by_link).exposed_ms < cost.exposed_ms  # 367 GB/s, not 315
+
+
+def test_a_batch_counts_as_more_heads() -> None:
+    fields: dict[str, Any] = {
+        "seq_len": 4096, "head_dim": 128, "dtype": "bfloat16", "device": "cuda",
+        "direction": "forward",
+    }  # fmt: skip
+    on = hardware.parse_fleet("l40s:1")
+    batch, heads = point(batch=4, heads=16, **fields), point(batch=1, heads=64, **fields)
+    shared = point(batch=4, heads=16, kv_heads=1, **fields)
+    ways: tuple[Callable[[TrialConfig], float], ...] = (
+        lambda config: cost_model.predict(config, on).time_ms,
+        lambda config: 1e3 * cost_model.alone_s(config, on),
+    )
+    for time_ms in ways:
+        assert time_ms(batch) == pytest.approx(time_ms(heads))
+        assert time_ms(batch) > 1.1 * time_ms(shared)
+        assert time_ms(batch) == pytest.approx(1e3 * seconds(on.hardware, 4096, 64, 64), rel=1e-3)
+        few = point(batch=1, heads=1, **fields)
+        assert time_ms(few) > 1.5 * time_ms(batch) / 64
 
 
 def test_few_heads_on_a_rank_are_slow_in_a_plan() -> None:
