@@ -13,7 +13,7 @@ from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.lab import cli
 from ringray.lab.plan import plan
-from ringray.lab.predict import advise, cost_model, hardware, pooling, transformer
+from ringray.lab.predict import advise, collectives, cost_model, hardware, pooling, transformer
 from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import Training
@@ -408,6 +408,28 @@ def test_less_is_kept_the_more_is_computed_again() -> None:
 
 def cost(ms: float, exposed: float = 0.0, inner: int = 0, outer: int = 0) -> Cost:
     return Cost(0, 0, 0, 0, ms, 1.0, ms / 1.1, ms * 1.1, exposed, inner, outer)
+
+
+def test_messages_within_a_node_take_what_collectives_take() -> None:
+    model, on = named("8b", {}), hardware.parse_fleet("h100:8")
+    free = cost(0.0)
+
+    def s(operation: collectives.Operation, ranks: int, size: float) -> float:
+        return collectives.seconds(on, operation, ranks, size)
+
+    sharing = transformer.step(model, Degrees(tp=8), Training(8192), on, free, free)
+    stream = 8192 * model.hidden * 2
+    # Gathered and reduced twice in each of three passes.
+    each = 6 * (s("all_gather", 8, stream) + s("reduce_scatter", 8, stream))
+    assert sharing.tensor == pytest.approx(model.layers * each)
+    assert sharing.shards == 0
+    # So few tokens hide no message: a layer's weights are gathered twice and reduced once.
+    few = Training(8, 8, kept="all")
+    sharded = transformer.step(model, Degrees(dp=8), few, on, free, free)
+    weights = 2 * model.layer_parameters
+    gathered = 2 * s("all_gather", 8, weights) + s("reduce_scatter", 8, weights)
+    hidden = sharded.products + sharded.attention + sharded.again
+    assert sharded.shards == pytest.approx(model.layers * gathered - hidden, rel=0.1)
 
 
 def test_a_step_by_hand() -> None:
