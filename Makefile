@@ -152,7 +152,7 @@ lint: $(STAMP) ## check style and types
 	@$(BIN)/mypy --explicit-package-bases cluster/*.py experiments/*.py
 	@MYPYPATH=experiments/paper $(BIN)/mypy experiments/paper/*.py
 	@$(BIN)/mypy experiments/published/*.py
-	@MYPYPATH=experiments/measured $(BIN)/mypy experiments/measured/*.py
+	@MYPYPATH=experiments/measured:experiments/published $(BIN)/mypy experiments/measured/*.py
 	@MYPYPATH=docs/hooks $(BIN)/mypy docs/hooks/*.py
 
 format: $(STAMP) ## apply the style

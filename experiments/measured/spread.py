@@ -5,7 +5,8 @@
 Three errors, each the 80th percentile, as of independent parts: of attention calls that are left
 out of the tables (``check.py --leave-out``), of calls that others published with other kernels
 (``PUBLISHED``), and of the rings that ``experiments/published/run.py`` predicts. An entry of which
-others published nothing has the errors of all that they published.
+others published nothing has the errors of all that they published. Below the entries: the error of
+calls without a mask, which are measured to 65,536 rows, predicted from those of fewer rows.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import yaml
 
 from ringray.lab.predict import hardware, rates
 from ringray.lab.predict.hardware import Direction
+from ringray.lab.predict.measured import calls
 
 RINGS = Path(__file__).resolve().parents[1] / "published"
 sys.path.insert(0, str(RINGS))
@@ -92,14 +94,30 @@ def error(call: Call) -> float:
 
 def rings() -> dict[str, list[float]]:
     """Returns the errors of published rings by device."""
-    found: dict[str, list[float]] = {}
+    by_device: dict[str, list[float]] = {}
     for name in ("magi-attention", "ring-flash-attention", "usp"):
         path = RINGS / f"{name}.yaml"
         devices = [one["device"] for one in yaml.safe_load(path.read_text())["tables"]]
         for device, table in zip(devices, run.tables(path), strict=True):
             far = [abs(float(np.log(row.ratio))) for row in table.rows]
-            found.setdefault(device, []).extend(far)
-    return found
+            by_device.setdefault(device, []).extend(far)
+    return by_device
+
+
+def beyond(system: str, times: int) -> list[float]:
+    """Returns the errors of calls of so many times the rows from which they are predicted."""
+    errors = []
+    if (full := calls.nearest(system, "full", 64)) is None:
+        return []
+    measured = full[1]
+    for last in np.flatnonzero(measured.rows * times <= measured.rows[-1])[-2:]:
+        fewer = {heads: seconds[: last + 1] for heads, seconds in measured.seconds.items()}
+        known = calls.Calls(measured.rows[: last + 1], fewer)
+        (longer,) = np.flatnonzero(measured.rows == measured.rows[last] * times)
+        for heads, seconds in measured.seconds.items():
+            predicted = known.time(measured.rows[longer : longer + 1], *heads)[0]
+            errors.append(abs(float(np.log(predicted / seconds[longer]))))
+    return errors
 
 
 def percentile(errors: Iterable[float]) -> float:
@@ -113,9 +131,9 @@ def main() -> None:
     for time, far in check.left_out():
         if time.kind in check.ATTENTION:
             left_out.setdefault(time.system, []).append(far)
-    calls: dict[str, list[float]] = {}
+    by_entry: dict[str, list[float]] = {}
     for call in PUBLISHED:
-        calls.setdefault(call.entry, []).append(error(call))
+        by_entry.setdefault(call.entry, []).append(error(call))
     by_device = rings()
     print(f"{'entry':14} {'left out':>9} {'calls':>7} {'rings':>7} {'spread':>7}")
     for name, on in hardware.table().items():
@@ -123,11 +141,15 @@ def main() -> None:
             continue
         published = (
             percentile(every.get(name) or itertools.chain(*every.values()))
-            for every in (calls, by_device)
+            for every in (by_entry, by_device)
         )
         parts = [percentile(left_out[on.tables]), *published]
         figures = " ".join(f"{part:7.1%}" for part in parts)
         print(f"{name:14}   {figures} {float(np.hypot.reduce(parts)):7.1%}")
+    systems = [on.tables for on in hardware.table().values() if on.tables]
+    for times in (2, 4, 8):
+        errors = [error for system in systems for error in beyond(system, times)]
+        print(f"calls of {times} times as many rows: 80% within {percentile(errors):.0%}")
 
 
 if __name__ == "__main__":

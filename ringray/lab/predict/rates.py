@@ -25,7 +25,8 @@ Bools = NDArray[np.bool_] | bool
 _LATENT = 192, 128  # head dims of Q and K and of V whose measured calls are those of MLA
 _STEP, _LONGEST = 0.25, 21  # of curves from tables: doublings between rows, beyond the last ones
 
-# More relative spread per doubling beyond the rows that were measured: rates are flat above them
+# More relative spread per doubling beyond the rows that were measured; above them rates are flat,
+# and what experiments/measured/spread.py finds there is no more
 _BELOW, _ABOVE = 0.5, 0.05
 
 
