@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Callable
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
 import pytest
 
@@ -79,6 +79,13 @@ def decoding() -> list[str]:
         for which in ("median_ms", "baseline_ms")
     ]
     return [*times, f"{trials['float32']['sent_bytes']:,}"]
+
+
+def answers() -> list[str]:
+    """Returns the longest answers of advise, on few ranks and on many."""
+    lines = [re.findall(r"[\d.]+ s", line) for line in rows(f"{CPU}.advise_seconds.json")]
+    few, many = zip(*((line[:2], line[2:]) for line in lines if line), strict=True)
+    return [max(chain(*some), key=lambda text: float(text.split()[0])) for some in (few, many)]
 
 
 def alarms() -> list[str]:
@@ -225,6 +232,12 @@ FIGURES: tuple[tuple[str, str, Callable[[], list[str]]], ...] = (
         order, {} as equal and {} reversed; the null model has {}, {} and {}.""",
         published_rows.order,
     ),
+    (
+        "docs/advise.md",
+        "by less are in order in {} of {} cases, the others in {} of {}",
+        published_rows.gaps,
+    ),
+    ("docs/advise.md", "at most {} for 64 ranks and {} for 4,096", answers),
     ("docs/compare.md", "slower or faster, in at most {}%.", alarms),
     (
         "docs/packed.md",

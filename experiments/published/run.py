@@ -72,6 +72,16 @@ class Table(NamedTuple):
         """Returns by how much the better of each pair is predicted to be better, as a logarithm."""
         return [math.log(one.predicted / other.predicted) for one, other in self.rivals()]
 
+    def gaps(self) -> list[tuple[float, float]]:
+        """Returns by how much pairs of as many ranks differ, predicted and published, as
+        logarithms."""
+        pairs = itertools.combinations(self.rows, 2)
+        return [
+            (math.log(one.predicted / other.predicted), math.log(one.published / other.published))
+            for one, other in pairs
+            if one.ranks == other.ranks
+        ]
+
     def disordered(self, tie: float = TIE) -> bool:
         """Tells whether a pair is predicted the other way round, and by more than ``tie``."""
         return any(-gain > tie for gain in self.gains())
@@ -206,6 +216,15 @@ def summary(found: Sequence[Table]) -> list[str]:
         lines.append(
             f"{len(apart)} pairs of rivals, {who}: {right} in order, {wrong} reversed, "
             f"{len(apart) - right - wrong} as equal"
+        )
+    gaps = [gap for table in found for gap in table.gaps()]
+    for which, pairs in (
+        ("at most", [gap for gap in gaps if abs(gap[0]) <= TIE]),
+        ("more than", [gap for gap in gaps if abs(gap[0]) > TIE]),
+    ):
+        right = sum(predicted * published > 0 for predicted, published in pairs)
+        lines.append(
+            f"{len(pairs)} pairs predicted to differ by {which} {TIE:.0%}: {right} in order"
         )
     right = sum(not table.disordered() for table in found)
     clear = sum(not table.disordered(0.0) for table in found)

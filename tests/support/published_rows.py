@@ -27,6 +27,12 @@ def order() -> list[str]:
     return [pairs[0], right[0], equal[0], wrong[0], right[1], equal[1], wrong[1]]
 
 
+def gaps() -> list[str]:
+    """Returns the pairs in order and all pairs, of those predicted to be close and of others."""
+    lines = [line for line in rows("published.json") if "pairs predicted" in line]
+    return [figure for line in lines for figure in re.findall(r"^\d+|\d+(?= in order)", line)[::-1]]
+
+
 def cells(name: str) -> list[list[str]]:
     """Returns the cells of a record's lines, none of those that are empty."""
     return [line.split(" | ") for line in rows(name) if line]
