@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ringray.lab.cli import advise as command
+from ringray.lab.plan import plan
 from ringray.lab.predict import advise, collectives, cost_model, hardware, layers, transformer
 from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.transformer import Training
+from ringray.lab.specs import model as spec
 from ringray.models.sizes import Attention, LayerGroup, Mlp, Model, Recurrence, named
 from ringray.training.recipe import Degrees
 
@@ -144,3 +147,12 @@ def test_no_proposal_is_faster_than_its_bound(name: str) -> None:
     for degrees in advise.possible(asked):
         if proposal := advise._carried(asked, degrees):
             assert advise._bound(asked, degrees) <= proposal.time.total
+
+
+def test_the_spec_has_the_attention_with_most_flops() -> None:
+    latent = replace(FULL, kv_heads=16, head_dim=192, window=8191)
+    asked = TrainingRequest(model(LayerGroup(8, latent, DENSE)), ON, 1 << 16, 2)
+    text = command.spec(asked, advise.advise(asked, 1)[0])
+    (trial, *_) = plan.build(spec.parse(text)).trials
+    problem = trial.config.problem
+    assert (problem.head_dim, problem.value_dim, problem.window) == (192, 128, 8191)
