@@ -79,8 +79,9 @@ def test_graphs_may_be_several_kept_or_dropped() -> None:
     assert equal(*map(gradients, models))
     del first, second
     assert away.bytes == 0
-    models[1].eval()
-    loss(models[1]).backward()  # of a model that is not in training nothing leaves
+    evaluated = loss(models[1].eval())  # of a model that is not in training nothing leaves
+    assert away.bytes == 0
+    evaluated.backward()
     with torch.no_grad():
         loss(models[1].train())
     assert away.bytes == 0
