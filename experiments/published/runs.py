@@ -158,7 +158,8 @@ def _memory(model: Model, run: Mapping[str, Any], rows: int) -> float:
     if "tile" in run:  # all tiles are saved, one computes
         in_mlp -= 4 * widths.inside * (rows - run["tile"]) // rows
     peak = rows * max(in_mlp, widths.attending(ranks))
-    kept = 0 if run.get("offload") else model.layers * 2 * rows * model.hidden
+    # What the layer that computes has saved contains its own input.
+    kept = 0 if run.get("offload") else (model.layers - 1) * 2 * rows * model.hidden
     return states + gathered + peak + kept
 
 
