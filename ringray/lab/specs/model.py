@@ -132,7 +132,7 @@ class Spec(Fields):
             measured["rank_memory"] = self.limits.rank_memory
         del measured["tracking"], measured["limits"], measured["cluster"]
         later = LATER.keys() & measured["problem"].keys()
-        added = {"search": ("budget", "seed"), "problem": later, "training": ("pool",)}
+        added = {"search": ("budget", "seed"), "problem": later, "training": ("pool", "offload")}
         for section in added.keys() & measured.keys():
             for option in added[section]:
                 if measured[section][option] is None or measured[section][option] is False:
