@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from dataclasses import replace
 
 from ringray.base.errors import UserError, unknown
@@ -173,13 +174,15 @@ def spec(request: TrainingRequest, best: Proposal) -> str:
     problem, strategy, model = config.problem, config.strategy, request.model
     per_node = max(1, on.per_node // degrees.tp)
     nodes = min(on.nodes, -(-degrees.cp // per_node))
-    name = f"{model.name}-{problem.seq_len}-cp{degrees.cp}".replace(" ", "-")
+    title = " ".join(model.name.split())  # of a folder's name
+    name = re.sub(r"[^\w.-]+", "-", f"{title}-{problem.seq_len}-cp{degrees.cp}", flags=re.ASCII)
     others = ("value_head_dim", "window", "chunk")
     seen = "".join(f"{of}: {n}, " for of in others if (n := getattr(problem, of)) is not None)
     text = (
-        f"# Attention of {model.name} on one ring of {degrees} on {on}, as `ringray advise`\n"
+        f"# Attention of {title} on one ring of {degrees} on {on}, as `ringray advise`\n"
         f"# proposes it. From a rank of the ring to the next are {degrees.tp} of a node.\n"
-        f"version: 1\nname: {name[:64]}\nkind: latency\ncluster: '{on.name}:{nodes}x{per_node}'\n"
+        f"version: 1\nname: {name.lstrip('-._')[:64]}\nkind: latency\n"
+        f"cluster: '{on.name}:{nodes}x{per_node}'\n"
         f"ring: {{size: {degrees.cp}, device: {config.ring.device}}}\n"
         f"problem: {{seq_len: {problem.seq_len}, heads: {problem.heads}, "
         f"kv_heads: {problem.kv_heads}, head_dim: {problem.head_dim}, {seen}"

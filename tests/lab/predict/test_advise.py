@@ -206,6 +206,18 @@ def test_answer_json_and_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert str(plan.build(spec.load(asked)).on).startswith("h100:")
 
 
+def test_specs_of_models_whose_folders_have_odd_names(tmp_path: Path) -> None:
+    config = tmp_path / "übung: x #1\n[y]" / "config.json"
+    config.parent.mkdir()
+    same = ("num_attention_heads", "head_dim", "num_hidden_layers", "vocab_size")
+    sizes = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 64}
+    sizes |= dict.fromkeys(same, 8)
+    config.write_text(json.dumps(sizes))
+    line = ["advise", str(config), "--context", "64k", "--on", "h100:8"]
+    assert cli.main([*line, "--spec", str(tmp_path / "spec.yaml")]) == 0
+    assert spec.load(tmp_path / "spec.yaml").name.startswith("bung-x-1-y--65536-cp")
+
+
 def test_a_table_of_lengths_is_answered_with_the_pool(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
