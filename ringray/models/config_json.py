@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
+from ringray.base import private_files
 from ringray.base.errors import UserError, unknown
 from ringray.models.layers import Attention, Latent, LayerGroup, Mlp, Model, Product, Recurrence
 
@@ -34,8 +35,9 @@ def read(path: str | Path) -> Model:
     file = Path(path).expanduser()
     file = file / NAME if file.is_dir() else file
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        with private_files.regular(file) as opened:
+            facts = json.loads(opened.read())
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{file}: {reason}; expected a {NAME}, or a folder with one") from None
     if not isinstance(facts, dict):
@@ -285,10 +287,11 @@ class _Config:
         gated = self.rules.get("gated", True)
         if not sparse:
             width = self.size("intermediate_size")
-            if self.get("block_auto_adjust_ff_dim"):  # of LFM2, rounded up
+            adjusted = "block_auto_adjust_ff_dim"
+            if self.get(adjusted) and self.truth(adjusted):  # of LFM2, rounded up
                 each, factor = self.size("block_multiple_of"), self.get("block_ffn_dim_multiplier")
-                if not isinstance(factor, int | float):
-                    raise self.wrong("block_ffn_dim_multiplier", "expected a number")
+                if not isinstance(factor, int | float) or not 0 < factor <= _MOST:
+                    raise self.wrong("block_ffn_dim_multiplier", "expected a number above 0")
                 width = -(-int(factor * int(2 * width / 3)) // each) * each
             return Mlp(width, gated)
         experts, active = self.size("num_experts"), self.size("num_experts_per_tok")

@@ -76,7 +76,9 @@ def _known(name: str) -> Model:
     short = {key.partition("-")[2]: key for key, entry in known.items() if "from" not in entry}
     on_hub = {entry["from"].casefold(): key for key, entry in known.items() if "from" in entry}
     key = {**short, **on_hub}.get(folded, folded)
-    if re.search(PATH, name) and (key not in known or Path(name).expanduser().exists()):
+    if key not in known and (re.search(PATH, name) or Path(name).is_dir()):
+        return config_json.read(name)
+    if re.search(PATH, name) and Path(name).expanduser().exists():
         return config_json.read(name)
     if key not in known:
         raise UserError(unknown("MODEL", name, (*known, *short)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -307,7 +309,9 @@ def test_wrong_files_are_told_by_field(changed: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize("name", ["granite4-h-small", "kimi-linear-48b-a3b", "llama4-scout"])
-@pytest.mark.parametrize("odd", [None, "x", -1, 1.5, [1], ["x"], [[1]], {}, {"x": 1}, True])
+@pytest.mark.parametrize(
+    "odd", [None, "x", -1, 1.5, [1], ["x"], [[1]], {}, {"x": 1}, True, math.nan, math.inf]
+)
 def test_odd_values_are_errors_for_users(name: str, odd: Any) -> None:
     facts = {**table()[name], "full_attn_idxs": None, "block_auto_adjust_ff_dim": True}
     for field in (*facts, "hybrid_override_pattern", "text_config", "moe_layers", "no_rope_layers"):
@@ -316,13 +320,30 @@ def test_odd_values_are_errors_for_users(name: str, odd: Any) -> None:
 
 
 def test_files_that_are_no_config(tmp_path: Path) -> None:
-    for path, content in (("a.json", "{"), ("b.json", "[]")):
+    for path, content in (("a.json", "{"), ("b.json", "[]"), ("c.json", "[" * 100_000)):
         (tmp_path / path).write_text(content)
         with pytest.raises(UserError, match=rf"{path}: .*expected a"):
             named(str(tmp_path / path), {})
-    for path in (tmp_path, tmp_path / "none.json"):
+    os.mkfifo(tmp_path / "pipe.json")  # nobody writes into it
+    for path in (tmp_path, tmp_path / "none.json", tmp_path / "pipe.json"):
         with pytest.raises(UserError, match=r"expected a config\.json, or a folder with one"):
             named(str(path), {})
+
+
+def test_a_folder_here_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mine", "8b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(LLAMA), "utf-8-sig")
+    monkeypatch.chdir(tmp_path)
+    assert named("mine", {}).hidden == named("./8b", {}).hidden == 512
+    assert named("8b", {}).hidden == 4096
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf, 1e308, -1, 0, "1", None])
+def test_widths_of_lfm2_take_a_factor_above_0(factor: Any) -> None:
+    facts = {"layer_types": ["full_attention"] * 4, "block_multiple_of": 256}
+    with pytest.raises(UserError, match=r"block_ffn_dim_multiplier: got .*a number above 0"):
+        of(model_type="lfm2", **facts, block_ffn_dim_multiplier=factor)
 
 
 def test_layers_of_several_kinds_take_no_sizes() -> None:
