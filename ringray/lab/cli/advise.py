@@ -152,7 +152,7 @@ def _request(arguments: argparse.Namespace, fleet: str, price: float | None) -> 
         if arguments.max_context and getattr(arguments, name) is not None:
             raise UserError(f"--{name}: expected beside --context, not --max-context")
     context = arguments.context or advice.LONGEST
-    batch, has_unit = arguments.batch or (max(1, _BATCH // context), False)
+    batch, has_unit = arguments.batch or (max(1, _BATCH // context) * context, True)
     of_tokens = has_unit or batch >= context
     sequences, odd = divmod(batch, context) if of_tokens else (batch, 0)
     if odd:

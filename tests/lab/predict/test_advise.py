@@ -206,6 +206,15 @@ def test_answer_json_and_spec(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert str(plan.build(spec.load(asked)).on).startswith("h100:")
 
 
+@pytest.mark.parametrize(("context", "sequences"), [("17", 246723), ("1k", 4096), ("4k", 1024)])
+def test_short_contexts_have_four_million_tokens_a_step(
+    context: str, sequences: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["advise", "tiny", "--context", context, "--on", "h100:1", "--json", "-"]
+    assert cli.main(line) == 0
+    assert json.loads(capsys.readouterr().out)["sequences"] == sequences
+
+
 def test_specs_of_models_whose_folders_have_odd_names(tmp_path: Path) -> None:
     config = tmp_path / "übung: x #1\n[y]" / "config.json"
     config.parent.mkdir()
