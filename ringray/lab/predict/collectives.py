@@ -24,12 +24,12 @@ def seconds(on: Fleet, operation: Operation, ranks: int, size: float) -> float:
         return 0.0
     inner, outer = on.hardware.inner, on.hardware.outer
     near = min(ranks, max(1, on.per_node // on.stride))  # on one node
-    if near == ranks and on.hardware.collectives is not None:
-        return _measured(on.hardware.collectives, operation, ranks, size)
     twice = 1 + (operation == "all_reduce")
-    within = twice * size * (1 - 1 / near) / inner.bandwidth
+    within = twice * size * (1 - 1 / near) / inner.bandwidth + inner.latency
+    if on.hardware.collectives is not None and near > 1:
+        within = _measured(on.hardware.collectives, operation, near, size)
     if near == ranks:
-        return within + inner.latency
+        return within
     # What is gathered comes once into each node; each rank there receives a part.
     shared = 1 if operation == "alltoall" else near
     crowd = min(outer.ranks, on.per_node)

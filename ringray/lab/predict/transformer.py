@@ -422,11 +422,9 @@ def _sharded(model: Model, degrees: Degrees, how: Training, on: Fleet) -> tuple[
     for elements, every in ((dense, 1), (experts / degrees.ep, degrees.ep)):
         size = how.itemsize * elements / number / degrees.tp
         shards, together = ranks // every, max(1, near // every)
-        if shards == together:
-            there = replace(on, stride=on.stride * degrees.tp * every)
-            within += _gathered_s(there, shards, size, gathers=2)
-        else:
-            within += 3 * size * (1 - 1 / shards) / on.hardware.inner.bandwidth * (together > 1)
+        there = replace(on, stride=on.stride * degrees.tp * every)
+        within += _gathered_s(there, together, size, gathers=2)
+        if shards > together:
             between += 3 * size * (1 - together / shards) / together / outer_bandwidth(on)
     return within, between
 

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,24 @@ import numpy as np
 import pytest
 
 from ringray.base.errors import UserError
-from ringray.lab.predict import collectives, cost_model, hardware, measured, products, rates
+from ringray.lab.predict import (
+    collectives,
+    cost_model,
+    hardware,
+    measured,
+    products,
+    rates,
+    transformer,
+)
 from ringray.lab.predict.collectives import Operation
+from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Direction, Hardware, Link
 from ringray.lab.predict.measured import calls
 from ringray.lab.predict.measured.calls import WINDOW, Calls
+from ringray.lab.predict.transformer import Training
 from ringray.lab.trial.config import TrialConfig
+from ringray.models.sizes import named
+from ringray.training.recipe import Degrees
 from tests.support.point import point
 
 TABLED = ("a100", "h100", "h200", "b200", "b300", "gb200", "gb300", "l40s", "rtx-pro-6000")
@@ -318,3 +331,25 @@ def test_tables_are_checked_and_packed(
     (tmp_path / "other.txt").write_text(texts["l40s"])
     table = measured.read("other")["product"]
     assert (table.at.tolist(), table.seconds[4096, 4096].tolist()) == ([2048], [1e-3])
+
+
+@pytest.mark.parametrize("name", TABLED)
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_reduce"])
+def test_further_nodes_make_no_collective_faster(name: str, operation: Operation) -> None:
+    one = hardware.parse_fleet(name)
+    two = replace(one, nodes=2)
+    for size in (1e4, 1e6, 1e8, 1e10):
+        alone = collectives.seconds(one, operation, one.ranks, size)
+        assert alone <= collectives.seconds(two, operation, two.ranks, size)
+
+
+def test_shards_over_nodes_take_their_nodes_links_as_long_as_on_one() -> None:
+    model, request = named("llama-3b", {}), partial(Training, 32768, 16)
+    one = hardware.parse_fleet("l40s")
+
+    def shards_s(nodes: int) -> float:
+        on, degrees = replace(one, nodes=nodes), Degrees(one.ranks * nodes, 1, 1, 1)
+        free = Cost(0, 0, 0, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0, 0)
+        return transformer.step(model, degrees, request(), on, free, free).shards
+
+    assert shards_s(2) == pytest.approx(shards_s(1) / 2)  # half as many sequences a rank
