@@ -42,7 +42,7 @@ class PinnedMemory:
     def write(self, x: Tensor) -> tuple[Tensor, Wait]:
         """Copies ``x`` to a new place, behind the work that is queued now."""
         try:
-            place = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
+            place = torch.empty_like(x, device="cpu", pin_memory=True)
         except RuntimeError as error:
             raise OSError(f"{x.nbytes:,} bytes of pinned memory: {error}") from None
         return place, self.read(x, place)
@@ -82,6 +82,9 @@ class Files:
 
 
 def _move(call: Callable[[int, list[memoryview], int], int], file: IO[bytes], x: Tensor) -> None:
+    # Bytes are in the order of memory, so those of a tensor that is read are a view.
+    strides = torch.empty_like(x, device="meta").stride()
+    x = x.permute(sorted(range(x.dim()), key=strides.__getitem__, reverse=True))
     view, done = memoryview(x.flatten().view(torch.uint8).numpy().data), 0
     while done < len(view):  # the kernel moves some bytes at a time
         moved = call(file.fileno(), [view[done:]], done)
@@ -140,7 +143,7 @@ class Away:
     def __init__(self, x: Tensor, made: Offload) -> None:
         self.bytes, self._version = x.nbytes, x._version
         self.x: Tensor | None = x
-        self._like: dict[str, Any] = {"size": x.shape, "dtype": x.dtype, "device": x.device}
+        self._like, self._device = torch.empty_like(x, device="meta"), x.device
         # The one that left before it is the next in a backward pass.
         self._made, self._store, self._before = made, made.stores[x.device], made.latest
         self._place: Any = None
@@ -162,7 +165,7 @@ class Away:
     def ahead(self) -> None:
         """Begins to bring it back."""
         if self.x is None:
-            self.x = torch.empty(**self._like)
+            self.x = torch.empty_like(self._like, device=self._device)
             self._copied = self._store.read(self._place, self.x)
 
     def back(self) -> Tensor:

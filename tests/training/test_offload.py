@@ -118,6 +118,30 @@ def test_compiled_layers_send_their_inputs_away(whole: bool) -> None:
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("shape", [(7, 5, 3), (2, 1, 3), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("sparse", [False, True])
+def test_inputs_come_back_as_they_lay_in_memory(shape: tuple[int, ...], sparse: bool) -> None:
+    """A stream (S, B, H) is often a view of (B, S, H): what is computed again sees its strides."""
+    x = torch.randn(shape).transpose(0, 1)
+    x = x[:, ::2] if sparse else x
+    models = [checks.Stream(3), checks.Stream(3)]
+    strides: list[list[Any]] = [[], []]
+    ringray.offload(models[1])
+    for model, seen in zip(models, strides, strict=True):
+        for layer in model.layers:
+            scaled = layer._scaled
+
+            def seeing(x: Tensor, scaled: Any = scaled, seen: list[Any] = seen) -> Tensor:
+                seen.append(x.stride())
+                return scaled(x)
+
+            layer._scaled = seeing
+        model(x).pow(2).sum().backward()
+    assert equal(*map(gradients, models))
+    if not sparse:  # a view with gaps comes back without them
+        assert strides[0] == strides[1]
+
+
 class Changing(checks.Scaled):
     """A layer that changes its input."""
 
