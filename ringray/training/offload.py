@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -64,7 +65,7 @@ class Files:
     """Files without names, which a thread writes and reads. Their pages are the kernel's, which
     needs no memory for them once they are on the disk."""
 
-    def __init__(self, folder: str | Path | None) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._folder, self._thread = folder, ThreadPoolExecutor(1, "offload")
 
     def write(self, x: Tensor) -> tuple[IO[bytes], Wait]:
@@ -93,12 +94,24 @@ def _move(call: Callable[[int, list[memoryview], int], int], file: IO[bytes], x:
         done += moved
 
 
+def _nothing() -> None: ...
+
+
+class _OffloadThread(threading.local):
+    """State of this thread. ``latest``: the input that left last in a forward pass; ``passes``: of
+    layers, those under way."""
+
+    def __init__(self) -> None:
+        self.latest: Callable[[], Away | None] = _nothing
+        self.passes: list[_Pass] = []
+
+
 class Offload:
     """The inputs of a model's layers that are away, and where they go."""
 
-    def __init__(self, comm: Comm, folder: str | Path | None) -> None:
+    def __init__(self, comm: Comm, folder: Path | None) -> None:
         self.stores: dict[torch.device, PinnedMemory | Files] = {}
-        self.latest: Callable[[], Away | None] = lambda: None
+        self.thread = _OffloadThread()
         self.error: OSError | None = None
         self._comm, self._folder = comm, folder
         self._away: weakref.WeakSet[Away] = weakref.WeakSet()
@@ -117,13 +130,14 @@ class Offload:
             cuda = x.device.type == "cuda"
             self.stores[x.device] = PinnedMemory(x.device) if cuda else Files(self._folder)
         away = Away(x, self)
-        self.latest = weakref.ref(away)
+        self.thread.latest = weakref.ref(away)
         self._away.add(away)
         return away
 
     @torch.compiler.disable
-    def check(self, *_: Any) -> None:
-        """Raises an error on every rank, before a forward pass, if one had no room."""
+    def begin(self) -> None:
+        """Begins a forward pass; raises an error on every rank if one had no room before."""
+        self.thread.latest = _nothing
         if not torch.is_grad_enabled():
             return
         with refusing(self._comm):
@@ -145,7 +159,7 @@ class Away:
         self.x: Tensor | None = x
         self._like, self._device = torch.empty_like(x, device="meta"), x.device
         # The one that left before it is the next in a backward pass.
-        self._made, self._store, self._before = made, made.stores[x.device], made.latest
+        self._made, self._store, self._before = made, made.stores[x.device], made.thread.latest
         self._place: Any = None
         self._copied: Wait | None = None
         try:
@@ -174,6 +188,8 @@ class Away:
         x = cast("Tensor", self.x)
         if (before := self._before()) is not None:
             before.ahead()
+        if self._copied is not None:
+            self.x = None  # it is the caller's, or if it cannot be read, nobody's
         self._wait()
         return x
 
@@ -195,7 +211,7 @@ class _Pass(saved_tensors_hooks):
 
     def __init__(self, made: Offload, layer: nn.Module, args: Any, options: Any) -> None:
         super().__init__(self._pack, lambda x: x.back() if isinstance(x, Away) else x)
-        self._made, self._layer = made, type(layer).__name__
+        self._made, self.of = made, layer
         self._inputs = [x for x in tree_leaves((args, options)) if isinstance(x, Tensor)]
         # The stream between layers comes first; of DTensors it is not known how they leave.
         plain = (x for x in self._inputs if type(x) in (Tensor, AsyncCollectiveTensor))
@@ -206,23 +222,29 @@ class _Pass(saved_tensors_hooks):
     def end(self, out: Any) -> None:
         """Ends it; ``out``: None behind an error."""
         self.__exit__()
-        away, self._away, self._inputs, self._stream = self._away, None, [], None
+        away, inputs = self._away, self._inputs
+        self._away, self._inputs, self._stream = None, [], None
         if away is not None:
             away.left()
-        elif out is not None:
+        elif any(
+            # A layer that returns its input, or needs no gradient, keeps nothing.
+            isinstance(x, Tensor) and x.requires_grad and not _among(inputs, x)
+            for x in tree_leaves(out)
+        ):
             raise self._refused()
 
     def _pack(self, x: Tensor) -> Away | Tensor:
         if self._stream is not None and _same(x, self._stream):
             self._away = self._away or self._made.leave(x)
             return self._away
-        if x.grad_fn is not None and not any(_same(x, other) for other in self._inputs):
+        if x.grad_fn is not None and not _among(self._inputs, x):
             raise self._refused()
         return x
 
     def _refused(self) -> ValueError:
+        name = type(self.of).__name__
         return ValueError(
-            f"offload: a {self._layer} keeps other tensors than the first that it is called with, "
+            f"offload: a {name} keeps other tensors than the first that it is called with, "
             "expected a layer whose forward is checkpointed: kept='input' of a Decoder, "
             "gradient_checkpointing_enable() without its own offload, or checkpoint_wrapper(layer)"
         )
@@ -230,7 +252,13 @@ class _Pass(saved_tensors_hooks):
 
 def _same(x: Tensor, y: Tensor) -> bool:
     """Returns whether two tensors are one, perhaps without its history."""
-    return x is y or (type(x) is type(y) and x.data_ptr() == y.data_ptr() and x.shape == y.shape)
+    if x is y or type(x) is not type(y) or x.data_ptr() != y.data_ptr():
+        return x is y
+    return x.shape == y.shape and x.stride() == y.stride()
+
+
+def _among(inputs: list[Tensor], x: Tensor) -> bool:
+    return any(_same(x, other) for other in inputs)
 
 
 def offload(
@@ -251,7 +279,8 @@ def offload(
         An object whose ``bytes`` are away.
 
     Raises:
-        ValueError: on every rank, a model without layers, a folder that is not there. A forward
+        ValueError: on every rank, a model without layers or whose layers were here before, a
+            folder that is not there. A forward
             raises it for a layer that is not checkpointed, and OffloadError, on every rank of
             ``group``, if there was no room in the one before.
     """
@@ -259,27 +288,29 @@ def offload(
     with refusing(comm):
         if not (layers := layers_of(model)):
             raise ValueError(f"model: {type(model).__name__} has no list of layers of one class")
+        if any(getattr(x, "__module__", "") == __name__ for x in layers[0]._forward_hooks.values()):
+            raise ValueError(f"model: inputs of its {len(layers)} layers leave the device already")
         if folder is not None and not Path(folder).is_dir():
             raise ValueError(f"folder: got {folder}, expected one that exists")
         agree(comm, AgreedCall("offload", model=type(model).__name__, layers=len(layers)))
-    made = Offload(comm, folder)
+    made = Offload(comm, None if folder is None else Path(folder).absolute())
     for layer in layers:
         _watch(layer, made)
-    model.register_forward_pre_hook(made.check)
+    # A copy of the model shares hooks that are functions.
+    model.register_forward_pre_hook(lambda *_: made.begin())
     return made
 
 
 def _watch(layer: nn.Module, made: Offload) -> None:
-    passes: list[_Pass] = []
-
     @torch.compiler.disable
     def before(layer: nn.Module, args: Any, options: Any) -> None:
         if layer.training and torch.is_grad_enabled():
-            passes.append(_Pass(made, layer, args, options))
+            made.thread.passes.append(_Pass(made, layer, args, options))
 
     @torch.compiler.disable
-    def behind(_: nn.Module, __: Any, out: Any) -> None:
-        if passes:
+    def behind(layer: nn.Module, __: Any, out: Any) -> None:
+        passes = made.thread.passes
+        if passes and passes[-1].of is layer:
             passes.pop().end(out)
 
     layer.register_forward_pre_hook(before, with_kwargs=True)
