@@ -22,12 +22,14 @@ _AXES = ("dp", "pp", "cp", "tp")
 @dataclass(frozen=True)
 class Mesh:
     """The groups of this rank. ``shards``: DP x CP, over which FSDP shards weights and the loss is
-    a mean; ``device``: its type."""
+    a mean; ``device``: its type; ``stage``: the ranks that run a forward at the same time, None:
+    all."""
 
     degrees: Degrees
     device: str
     whole: DeviceMesh
     shards: DeviceMesh
+    stage: dist.ProcessGroup | None = None
 
     def group(self, axis: str) -> dist.ProcessGroup:
         """Returns the group of this rank along ``dp``, ``pp``, ``cp`` or ``tp``."""
@@ -72,7 +74,10 @@ def make_mesh(
         sizes = tuple(getattr(degrees, axis) for axis in _AXES)
         agree(comm, AgreedCall("make_mesh", degrees=degrees, device=device))
     mesh = init_device_mesh(device, sizes, mesh_dim_names=_AXES)
-    made = Mesh(degrees, device, mesh, mesh["dp", "cp"]._flatten("shards"))
-    for group in (*map(made.group, _AXES), made.shards.get_group()):
+    stage = None
+    if degrees.pp > 1:
+        stage = mesh["dp", "cp", "tp"]._flatten("stage").get_group()
+    made = Mesh(degrees, device, mesh, mesh["dp", "cp"]._flatten("shards"), stage)
+    for group in (*map(made.group, _AXES), made.shards.get_group(), *filter(None, [stage])):
         dist.distributed_c10d._set_pg_timeout(timeout_of(dist.group.WORLD), group)
     return made

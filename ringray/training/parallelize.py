@@ -89,8 +89,7 @@ def parallelize(
     if mesh.degrees.tp > 1:
         _split(cast("Decoder", model), mesh)
     if offload:
-        # Stages run the forwards of a micro-batch one after another.
-        send_away(model, group=mesh.shards.get_group() if mesh.degrees.pp > 1 else None)
+        send_away(model, group=mesh.stage)
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     options: dict[str, Any] = {"mesh": mesh.shards, "mp_policy": policy}
     for layer in layers_of(model):

@@ -65,7 +65,7 @@ class TrainingRequest:
         """Returns the bytes that a rank leaves free; of its host, if those are fewer."""
         room, node = self.usable_bytes - memory.total, self.on.hardware.host_memory
         if training.offload and node:
-            away = transformer.away_bytes(self.model, degrees, training)
+            away = transformer.host_bytes(self.model, degrees, training, self.on)
             room = min(room, node * USABLE / self.on.per_node - away)
         return room
 

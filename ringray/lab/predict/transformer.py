@@ -13,6 +13,7 @@ Layers may differ (``Model.groups``); times are those of the mean layer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import get_args
@@ -188,11 +189,22 @@ def away_bytes(model: Model, degrees: Degrees, how: Training) -> float:
     return number * rows * model.hidden / degrees.tp * how.itemsize
 
 
+def host_bytes(model: Model, degrees: Degrees, how: Training, on: Fleet) -> float:
+    """Returns the bytes of a host in which a rank's inputs of layers wait: on GPUs in pinned blocks
+    of PyTorch, whose bytes are a power of two."""
+    away = away_bytes(model, degrees, how)
+    if on.shares_cores:
+        return away
+    each = -(-how.context // degrees.cp) * how.micro_batch * model.hidden / degrees.tp
+    block = 1 << (math.ceil(each * how.itemsize) - 1).bit_length()
+    return away / (each * how.itemsize) * block
+
+
 def waiting(model: Model, degrees: Degrees, how: Training, on: Fleet) -> list[str]:
     """Returns where inputs of layers wait, as sentences: one if they leave the device."""
     if not how.offload:
         return []
-    away, node = on.per_node * away_bytes(model, degrees, how), on.hardware.host_memory
+    away, node = on.per_node * host_bytes(model, degrees, how, on), on.hardware.host_memory
     known = f"of {units.memory(node)}" if node else "of an unknown amount"
     rate = f"{units.digits(on.hardware.host / 1e9)} GB/s a rank, behind its layers"
     return [f"inputs of layers wait in {units.memory(away)} of a node's memory, {known}; {rate}"]
