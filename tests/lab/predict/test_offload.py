@@ -80,10 +80,11 @@ def test_advice_sends_inputs_away_where_nothing_else_fits() -> None:
     (best,) = advise.advise(longer, 1)
     assert best.training.offload
     says = advise.assumptions(longer, best)[-1]
-    assert says.startswith("inputs of layers wait in 610 GiB of a node's memory, of 1.82 TiB; 52.0")
+    # 610 GiB, each input in a block of pinned memory whose bytes are a power of two
+    assert says.startswith("inputs of layers wait in 1.00 TiB of a node's memory, of 1.82 TiB; 52.")
     # The memory of the host is a limit, too.
     small = FLEET.hardware.model_copy(update={"host_memory": 600e9})
-    with pytest.raises(UserError, match=r"12.0 GiB more than can be used .*in 610 GiB"):
+    with pytest.raises(UserError, match=r"63.7 GiB more than can be used .*in 1.00 TiB"):
         advise.advise(replace(longer, on=replace(FLEET, hardware=small)), 1)
     unknown = FLEET.hardware.model_copy(update={"host_memory": None})
     longest = advise.max_context(replace(request, on=replace(FLEET, hardware=unknown)))
