@@ -84,7 +84,7 @@ def table(time: pack.Time) -> str:
 
 def packed() -> Iterator[pack.Time]:
     """Yields the times that predictions use."""
-    for path in sorted(measured.FOLDER.glob("*.txt")):
+    for path in sorted(measured.FOLDER.glob("*.curves")):
         for kind, curves in measured.read(path.stem).items():
             for curve, seconds in curves.seconds.items():
                 for at, time in zip(curves.at, seconds, strict=True):
@@ -98,7 +98,7 @@ def left_out() -> Iterator[tuple[pack.Time, float]]:
         rest = [t for t in everything if t.kind not in kinds or not drops(t.curve, t.at)]
         with tempfile.TemporaryDirectory() as other:
             for system, text in pack.packed(rest).items():
-                (Path(other) / f"{system}.txt").write_text(text, encoding="utf-8")
+                (Path(other) / f"{system}.curves").write_text(text, encoding="utf-8")
             measured.FOLDER = Path(other)
             _forget()
             yield from errors(t for t in everything if t.kind in kinds and drops(t.curve, t.at))

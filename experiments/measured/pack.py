@@ -102,7 +102,7 @@ def _text(
 def main(folder: str) -> None:
     """Writes the files of all systems."""
     for system, text in packed(read(Path(folder))).items():
-        (measured.FOLDER / f"{system}.txt").write_text(text, encoding="utf-8")
+        (measured.FOLDER / f"{system}.curves").write_text(text, encoding="utf-8")
         print(f"{system}: {len(text):,} bytes")
 
 

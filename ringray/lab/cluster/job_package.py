@@ -18,7 +18,7 @@ from ringray.base import locks, provenance
 from ringray.lab.specs.model import Spec
 
 _FOLDERS = {"ringray": "ringray", "ringray_kernels": "kernels/ringray_kernels"}
-_SENT = (".py", ".yaml", ".txt", ".html", ".css", ".js")
+_SENT = (".py", ".yaml", ".curves", ".html", ".css", ".js")
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,7 @@ def test_tables_are_checked_and_packed(
     assert set(texts) == {"h100_sxm", "b200_sxm", "l40s"}
     assert "source a vllm 0.24.0" in texts["l40s"]
     monkeypatch.setattr(measured, "FOLDER", tmp_path)
-    (tmp_path / "other.txt").write_text(texts["l40s"])
+    (tmp_path / "other.curves").write_text(texts["l40s"])
     table = measured.read("other")["product"]
     assert (table.at.tolist(), table.seconds[4096, 4096].tolist()) == ([2048], [1e-3])
 

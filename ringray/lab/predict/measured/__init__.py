@@ -32,7 +32,7 @@ class Curves(NamedTuple):
 
 def systems() -> list[str]:
     """Returns the names of all systems."""
-    return sorted(path.stem for path in FOLDER.glob("*.txt"))
+    return sorted(path.stem for path in FOLDER.glob("*.curves"))
 
 
 @lru_cache(maxsize=16)
@@ -40,7 +40,7 @@ def read(system: str) -> dict[str, Curves]:
     """Returns the curves of a system by kind: ``causal``, ``full``, ``mla``, ``product`` and the
     operations of NCCL."""
     kinds: dict[str, Curves] = {}
-    for line in (FOLDER / f"{system}.txt").read_text(encoding="utf-8").splitlines():
+    for line in (FOLDER / f"{system}.curves").read_text(encoding="utf-8").splitlines():
         kind, _, rest = line.partition(" ")
         if kind == "at":
             kind, *places = rest.split()
