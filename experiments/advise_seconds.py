@@ -35,7 +35,7 @@ def main() -> None:
     table = tables.bare_table("model", *heads, texts=("model",))
     for model in MODELS:
         taken = [seconds(model, fleet, context) for fleet in FLEETS for context in CONTEXTS]
-        table.add_row(model, *(f"{one:.1f} s" for one in taken))
+        table.add_row(model, *(f"{seconds:.1f} s" for seconds in taken))
     tables.show(table, tables.console())
 
 

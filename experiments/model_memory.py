@@ -106,11 +106,11 @@ def count(name: str, context: int) -> RankMemory:
     weights = [*model.parameters()]
     for weight in weights:
         weight.grad = torch.empty_like(weight)
-    known = [*weights, *(weight.grad for weight in weights), *model.buffers()]
+    state = [*weights, *(weight.grad for weight in weights), *model.buffers()]
     ids = torch.zeros(1, context, dtype=torch.long, device="meta")
-    with Live(known) as live:
+    with Live(state) as live:
         stream = model.model(input_ids=ids, use_cache=False).last_hidden_state
-        kept = live.now
+        held = live.now
         losses = [
             checkpoint(_loss, rows, model.lm_head.weight, labels, use_reentrant=False)
             for rows, labels in zip(
@@ -119,7 +119,7 @@ def count(name: str, context: int) -> RankMemory:
         ]
         torch.stack(losses).sum().backward()
     states = STATE_BYTES * sum(weight.numel() for weight in weights)
-    return RankMemory(states, 0, kept, live.peak - kept)
+    return RankMemory(states, 0, held, live.peak - held)
 
 
 def _loss(rows: Tensor, head: Tensor, labels: Tensor) -> Tensor:

@@ -77,12 +77,12 @@ def test_offloaded_inputs_leave_the_device(module: Module) -> None:
     runs = module("runs")
     facts = runs.read()["trl"]
     run = next(run for run in facts["runs"] if run["model"] == "qwen3-0.6b")
-    kept, gone = (runs.trained(run | {"offload": flag}, facts) for flag in (False, True))
+    held, gone = (runs.trained(run | {"offload": flag}, facts) for flag in (False, True))
     of_layer = (run["context"] // run["gpus"]) * 1024 * 2
     # All of 28 layers but the one that computes.
-    assert kept.gigabytes - gone.gigabytes == pytest.approx(27 * of_layer / 1e9)
+    assert held.gigabytes - gone.gigabytes == pytest.approx(27 * of_layer / 1e9)
     host = hardware.table()[facts["hardware"]].host
-    assert gone.seconds - kept.seconds == pytest.approx(2 * 28 * of_layer / host)
+    assert gone.seconds - held.seconds == pytest.approx(2 * 28 * of_layer / host)
 
 
 def test_layers_save_what_transformers_saves(module: Module) -> None:
@@ -132,11 +132,11 @@ def test_steps_cost_a_call_and_the_bytes_beside_it(module: Module) -> None:
     def seconds(how: Any, **changed: Any) -> float:
         return float(theirs.seconds(RING | changed, "forward", on, how))
 
-    more = seconds(counted) - seconds(plain)
+    further = seconds(counted) - seconds(plain)
     # The last rank: three steps see half of other keys. Another: its half of queries costs more.
     steps = max(3 * 5, *(earlier * 5 + (3 - earlier) * (5 + 7) / 2 for earlier in range(3)))
     moved = rows * (q * (3 + steps + 11) + 2 * kv)
-    assert more == pytest.approx(moved / (theirs.STREAMED * on.memory_bandwidth), rel=0.02)
+    assert further == pytest.approx(moved / (theirs.STREAMED * on.memory_bandwidth), rel=0.02)
     alone = seconds(counted, ring_size=1, seq_len=rows)
     curve = rates.find(on, "bfloat16", 128, "forward", heads=8, kv_heads=2)
     length = np.full(1, float(rows))

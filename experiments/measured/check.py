@@ -87,8 +87,8 @@ def packed() -> Iterator[pack.Time]:
     for path in sorted(measured.FOLDER.glob("*.curves")):
         for kind, curves in measured.read(path.stem).items():
             for curve, seconds in curves.seconds.items():
-                for at, time in zip(curves.at, seconds, strict=True):
-                    yield pack.Time(path.stem, kind, curve, int(at), 1e3 * float(time), "")
+                for point, time in zip(curves.at, seconds, strict=True):
+                    yield pack.Time(path.stem, kind, curve, int(point), 1e3 * float(time), "")
 
 
 def left_out() -> Iterator[tuple[pack.Time, float]]:
@@ -143,8 +143,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.leave_out == (options.folder is not None):
         parser.error("give a FOLDER or --leave-out")
-    found = left_out() if options.leave_out else errors(pack.read(options.folder))
-    print("\n".join(report(found)))
+    compared = left_out() if options.leave_out else errors(pack.read(options.folder))
+    print("\n".join(report(compared)))
 
 
 if __name__ == "__main__":

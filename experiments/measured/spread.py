@@ -112,10 +112,10 @@ def beyond(system: str, times: int) -> list[float]:
     measured = full[1]
     for last in np.flatnonzero(measured.rows * times <= measured.rows[-1])[-2:]:
         fewer = {heads: seconds[: last + 1] for heads, seconds in measured.seconds.items()}
-        known = calls.Calls(measured.rows[: last + 1], fewer)
+        shorter = calls.Calls(measured.rows[: last + 1], fewer)
         (longer,) = np.flatnonzero(measured.rows == measured.rows[last] * times)
         for heads, seconds in measured.seconds.items():
-            predicted = known.time(measured.rows[longer : longer + 1], *heads)[0]
+            predicted = shorter.time(measured.rows[longer : longer + 1], *heads)[0]
             errors.append(abs(float(np.log(predicted / seconds[longer]))))
     return errors
 

@@ -133,8 +133,8 @@ def _products(model: Model, group: LayerGroup, rows: int, on: Hardware) -> float
     if not (group.mlp and group.mlp.experts):
         return dense
     of_each = rows * group.mlp.active // group.mlp.experts
-    one = sum(_product(each, of_each, on) for each in group.expert_products(model.hidden))
-    return dense + group.mlp.experts * one
+    expert = sum(_product(each, of_each, on) for each in group.expert_products(model.hidden))
+    return dense + group.mlp.experts * expert
 
 
 def _product(product: Product, rows: int, on: Hardware) -> float:
@@ -159,8 +159,8 @@ def _memory(model: Model, run: Mapping[str, Any], rows: int) -> float:
         in_mlp -= 4 * widths.inside * (rows - run["tile"]) // rows
     peak = rows * max(in_mlp, widths.attending(ranks))
     # What the layer that computes has saved contains its own input.
-    kept = 0 if run.get("offload") else (model.layers - 1) * 2 * rows * model.hidden
-    return states + gathered + peak + kept
+    inputs = 0 if run.get("offload") else (model.layers - 1) * 2 * rows * model.hidden
+    return states + gathered + peak + inputs
 
 
 def own(run: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:

@@ -156,9 +156,9 @@ def _step(
         of: Bytes = getattr(moved, name)
         names = ["step"] if number else ["only"] * (ring.ranks == 1) + ["first", "step"]
         each = next((of[when] for when in names if when in of), 0.0)
-        more = np.where(rows < ring.rows - 1, of.get("half", 0.0), 0.0)
-        more = more + shifted * of.get("shifted", 0.0)
-        bytes_moved = bytes_moved + row * rows * (each + more)
+        further = np.where(rows < ring.rows - 1, of.get("half", 0.0), 0.0)
+        further = further + shifted * of.get("shifted", 0.0)
+        bytes_moved = bytes_moved + row * rows * (each + further)
         scattered = scattered + row * rows * moved.scattered.get(name, 0.0)
     beside = bytes_moved / (STREAMED * on.memory_bandwidth) + scattered / how.scatter
     return seen * (curve.seconds(flops, queries, keys, pairs) + on.call + beside)

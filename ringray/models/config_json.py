@@ -149,7 +149,7 @@ class _Config:
         values = self.get(field)
         if values is None:
             return None
-        plain = isinstance(values, list) and all(isinstance(one, str | int) for one in values)
+        plain = isinstance(values, list) and all(isinstance(value, str | int) for value in values)
         if not plain or len(values) != (layers or len(values)):
             raise self.wrong(field, f"expected a list of {layers or 'numbers of'} layers")
         return cast("list[Any]", values)

@@ -250,7 +250,7 @@ class Model:
     def unlike(self) -> list[str]:
         """Returns what its layers have that those of a plain decoder have not, by the fields of a
         ``config.json``."""
-        found = {
+        present = {
             "sliding_window": any(part.window is not None for part in self.attention),
             "attention_chunk_size": any(part.chunk for part in self.attention),
             "kv_lora_rank": any(part.latent for part in self.attention),
@@ -258,7 +258,7 @@ class Model:
             "num_experts": any(group.mlp and group.mlp.experts for group in self.groups),
             "linear attention or states": any(group.recurrences for group in self.groups),
         }
-        return [name for name, there in found.items() if there]
+        return [name for name, there in present.items() if there]
 
     @property
     def attention(self) -> list[Attention]:

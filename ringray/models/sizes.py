@@ -72,17 +72,17 @@ def named(name: str | None, changed: Mapping[str, int | None]) -> Model:
 
 def _known(name: str) -> Model:
     """Returns the model of a name or a path."""
-    folded, known = name.casefold(), table()
-    short = {key.partition("-")[2]: key for key, entry in known.items() if "from" not in entry}
-    on_hub = {entry["from"].casefold(): key for key, entry in known.items() if "from" in entry}
+    folded, models = name.casefold(), table()
+    short = {key.partition("-")[2]: key for key, entry in models.items() if "from" not in entry}
+    on_hub = {entry["from"].casefold(): key for key, entry in models.items() if "from" in entry}
     key = {**short, **on_hub}.get(folded, folded)
-    if key not in known and (re.search(PATH, name) or Path(name).is_dir()):
+    if key not in models and (re.search(PATH, name) or Path(name).is_dir()):
         return config_json.read(name)
     if re.search(PATH, name) and Path(name).expanduser().exists():
         return config_json.read(name)
-    if key not in known:
-        raise UserError(unknown("MODEL", name, (*known, *short)))
-    entry = known[key]
+    if key not in models:
+        raise UserError(unknown("MODEL", name, (*models, *short)))
+    entry = models[key]
     if "from" in entry:
         return config_json.of_facts(f"{CONFIGS.name}: {key}", key, entry)
     return Model(key, **{"kv_heads": entry["heads"], **entry})

@@ -101,8 +101,8 @@ def test_each_family_has_the_parameters_and_layers_of_transformers(
     if listed is None or family == "nemotron_h":
         return
     expected = Counter(KINDS[name] for name in listed)
-    given = family == "kimi_linear" or "layer_types" in CHANGED.get(family, {})
-    short = {name: value for name, value in facts.items() if name != "layer_types" or given}
+    needed = family == "kimi_linear" or "layer_types" in CHANGED.get(family, {})
+    short = {name: value for name, value in facts.items() if name != "layer_types" or needed}
     for each in (model, config_json.of_facts("F", family, short)):
         count: Counter[str] = Counter()
         for group in each.groups:

@@ -91,10 +91,10 @@ def hugging_face_model_is_the_same(rank: int, size: int) -> None:
     of_ring.backward()
     assert away.bytes == 0
 
-    kept = tiny("ringray").train()  # without checkpointing
-    ringray.offload(kept)
+    whole = tiny("ringray").train()  # without checkpointing
+    ringray.offload(whole)
     with pytest.raises(ValueError, match="a LlamaDecoderLayer keeps other tensors"):
-        kept(**hf.shard_batch(kept, ids, labels=labels))
+        whole(**hf.shard_batch(whole, ids, labels=labels))
 
 
 def disk_without_room(rank: int, size: int) -> None:

@@ -232,10 +232,10 @@ class Transposed(checks.Scaled):
 
 
 def test_what_cannot_leave_is_refused(tmp_path: Path) -> None:
-    kept = decoder(kept="all")
-    ringray.offload(kept)
+    whole = decoder(kept="all")
+    ringray.offload(whole)
     with pytest.raises(ValueError, match=r"a Layer keeps other tensors .* checkpointed"):
-        loss(kept)
+        loss(whole)
     changing = checks.Stream(2)
     changing.layers = torch.nn.ModuleList(Changing() for _ in range(2))
     ringray.offload(changing)

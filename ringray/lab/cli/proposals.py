@@ -64,7 +64,7 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
 
 def _order(ranked: list[Proposal]) -> str:
     """Writes how much slower each proposal is than the fastest way, and what counts as equal."""
-    slower = (f"{number} by {one.slower:.1%}" for number, one in enumerate(ranked, 1))
+    slower = (f"{number} by {way.slower:.1%}" for number, way in enumerate(ranked, 1))
     return (
         f"Slower than the fastest way: {', '.join(slower)}; up to {advice.EQUAL:.0%} count as "
         "equal, and then more room comes first"
@@ -79,9 +79,9 @@ def _excluded(request: TrainingRequest, first: Proposal) -> list[str]:
         ("whole logits", {"loss_rows": None}, _CHUNKED),
         ("all that layers could keep", everything, _CHECKPOINTED),
     ):
-        more = advice.memory(request, first, **changed).total - first.memory.total
-        if more > 0:
-            lines.append(f"Left out: {what}, {units.memory(more)} more; {avoided}")
+        further = advice.memory(request, first, **changed).total - first.memory.total
+        if further > 0:
+            lines.append(f"Left out: {what}, {units.memory(further)} more; {avoided}")
     return lines
 
 
@@ -184,8 +184,8 @@ def compared(requests: Sequence[TrainingRequest]) -> Answer:
     fitting = [fleet for fleet in fleets if fleet["proposal"]]
     named = {}
     for name, key in (("fastest", "step_s"), ("cheapest", "price_per_million_tokens")):
-        known = [fleet for fleet in fitting if fleet["proposal"][key] is not None]
-        best_fleet = min(known, key=lambda fleet: fleet["proposal"][key], default=None)
+        candidates = [fleet for fleet in fitting if fleet["proposal"][key] is not None]
+        best_fleet = min(candidates, key=lambda fleet: fleet["proposal"][key], default=None)
         named[name] = best_fleet and best_fleet["on"]
     lines = [f"{name.capitalize()}: {on}" for name, on in named.items() if on]
     if fitting and named["cheapest"] is None:

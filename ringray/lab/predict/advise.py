@@ -88,7 +88,7 @@ class TrainingRequest:
         """Returns the cost of ``config`` on one of the rings, in the mean of the layers."""
         ring = transformer.around(self.on, degrees)
         kinds = layers.rings(self.model, config, degrees.tp)
-        return layers.mean_cost((count, _cost(one, ring)) for count, one in kinds)
+        return layers.mean_cost((count, _cost(attention, ring)) for count, attention in kinds)
 
     def expert_ranks(self, degrees: Degrees) -> list[int]:
         """Lists the numbers of ranks of DP x CP among which experts can be dealt."""
@@ -278,8 +278,8 @@ def _least_s(request: TrainingRequest, config: TrialConfig) -> float:
             kv_heads=problem.batch * problem.kv_heads,
             value_dim=problem.value_dim,
         )
-        known = (rate.full, rate.causal, rate.windowed)
-        per_flops += factor / max(some.max() for some in known if some is not None)
+        curves = (rate.full, rate.causal, rate.windowed)
+        per_flops += factor / max(some.max() for some in curves if some is not None)
     return problem.visible * (problem.head_dim + problem.value_dim) * problem.heads * per_flops
 
 

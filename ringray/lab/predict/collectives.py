@@ -44,8 +44,8 @@ def _measured(system: str, operation: Operation, ranks: int, size: float) -> flo
     sizes, by_ranks = table.at * _ITEMSIZE, {}
     for (count,), times in table.seconds.items():
         last = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-        known = np.interp(size, sizes, times) + max(0.0, size - sizes[-1]) * last
-        by_ranks[count] = np.log(known)
+        seconds = np.interp(size, sizes, times) + max(0.0, size - sizes[-1]) * last
+        by_ranks[count] = np.log(seconds)
     most = max(by_ranks)
-    more = (1 - 1 / ranks) / (1 - 1 / most) if ranks > most else 1.0
-    return float(np.exp(measured.between(ranks, by_ranks.items()))) * more
+    further = (1 - 1 / ranks) / (1 - 1 / most) if ranks > most else 1.0
+    return float(np.exp(measured.between(ranks, by_ranks.items()))) * further

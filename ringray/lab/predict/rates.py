@@ -155,12 +155,12 @@ def find(
     doubt = used[0].doubt
     if (used[0].dtype, used[0].head_dim) != (dtype, head_dim):
         doubt = max(curve.doubt for curve in hardware.attention)
-    known = _joined(
+    published = _joined(
         {(c.causal, c.stepped): {n: r * scale for n, r in c.rates.items()} for c in used}, doubt
     )
     if hardware.tables is None:
-        return known
-    return _tabled(hardware.tables, known, head_dim, value_dim or head_dim, heads, kv_heads)
+        return published
+    return _tabled(hardware.tables, published, head_dim, value_dim or head_dim, heads, kv_heads)
 
 
 def _tabled(

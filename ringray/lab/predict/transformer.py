@@ -105,7 +105,7 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
 
     def of_layer(direction: str) -> Cost:
         some = layers.rings(model, ring.changed(direction=direction), degrees.tp)
-        return layers.mean_cost((count, cost_model.predict(one, there)) for count, one in some)
+        return layers.mean_cost((count, cost_model.predict(kind, there)) for count, kind in some)
 
     both, forward = of_layer("forward+backward"), of_layer("forward")
     how = Training(
@@ -168,9 +168,9 @@ def memory(model: Model, degrees: Degrees, how: Training, attention_bytes: float
 
     kept_bytes = working = 0.0
     for group in groups:
-        kept, computing = _activations(group, model, degrees, how, rows, attention_bytes)
-        kept_bytes += group.count * kept
-        working = max(working, computing - kept)
+        held, computing = _activations(group, model, degrees, how, rows, attention_bytes)
+        kept_bytes += group.count * held
+        working = max(working, computing - held)
     stream = rows * hidden / tp * size
     at_once = min(rows, how.loss_rows or rows)
     logits = at_once * model.vocab / tp * (size + 2 * FP32)  # logits, softmax, gradient
@@ -205,9 +205,9 @@ def waiting(model: Model, degrees: Degrees, how: Training, on: Fleet) -> list[st
     if not how.offload:
         return []
     away, node = on.per_node * host_bytes(model, degrees, how, on), on.hardware.host_memory
-    known = f"of {units.memory(node)}" if node else "of an unknown amount"
+    amount = f"of {units.memory(node)}" if node else "of an unknown amount"
     rate = f"{units.digits(on.hardware.host / 1e9)} GB/s a rank, behind its layers"
-    return [f"inputs of layers wait in {units.memory(away)} of a node's memory, {known}; {rate}"]
+    return [f"inputs of layers wait in {units.memory(away)} of a node's memory, {amount}; {rate}"]
 
 
 def _under_way(degrees: Degrees, how: Training) -> float:
@@ -250,7 +250,7 @@ def _activations(
     of_mlp = (4 if mlp.gated else 2) * mlp.width / tp * size
     of_mlp += 2 * mlp.active * model.hidden * size + mlp.experts / tp * FP32
     whole_mlp = rows * of_mlp if how.mlp_rows is None else 0
-    kept = {
+    held = {
         # Also the result by rows instead of by heads, and each norm's before its weight.
         "all": attended + out + (1 if how.fused else 3) * stream + scores + whole_mlp,
         "attention": stream + out + lse + how.exchanged * received,
@@ -261,7 +261,7 @@ def _activations(
     in_mlp = (
         attended + 3 * stream + at_once * of_mlp * 1.75
     )  # with gradients of all but one of four
-    return kept, whole + max(in_mlp, 5 * stream + computing)
+    return held, whole + max(in_mlp, 5 * stream + computing)
 
 
 @dataclass(frozen=True)

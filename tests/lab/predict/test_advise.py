@@ -63,19 +63,23 @@ def test_no_degrees_are_faster_than_the_advised() -> None:
 @pytest.mark.parametrize("fleet", ["h100:2x8", "h100:8x8"])
 def test_of_equally_fast_proposals_the_roomiest_is_first(fleet: str) -> None:
     asked = training_request(1 << 20, 4, fleet)
-    found = advise.advise(asked, 8)
-    least = found[0].time.total / (1 + found[0].slower)
-    equal = [one for one in found if one.slower <= advise.EQUAL]
-    assert all(one.time.total == pytest.approx(least * (1 + one.slower)) for one in found)
+    ranked = advise.advise(asked, 8)
+    least = ranked[0].time.total / (1 + ranked[0].slower)
+    equal = [proposal for proposal in ranked if proposal.slower <= advise.EQUAL]
+    assert all(
+        proposal.time.total == pytest.approx(least * (1 + proposal.slower)) for proposal in ranked
+    )
     assert len(equal) > 1
-    assert found[: len(equal)] == sorted(equal, key=lambda one: -one.room)
-    assert found[len(equal) :] == sorted(found[len(equal) :], key=lambda one: one.time.total)
-    for one in found:
-        assert one.room == asked.usable_bytes - one.memory.total > 0
+    assert ranked[: len(equal)] == sorted(equal, key=lambda proposal: -proposal.room)
+    assert ranked[len(equal) :] == sorted(
+        ranked[len(equal) :], key=lambda proposal: proposal.time.total
+    )
+    for proposal in ranked:
+        assert proposal.room == asked.usable_bytes - proposal.memory.total > 0
     # Among the ways to keep activations, too.
-    alike = advise._fitting(asked, found[0].degrees, found[0].config)
-    ways = [one for one in alike if one.time.total <= (1 + advise.EQUAL) * least]
-    assert found[0].room == max(one.room for one in ways)
+    alike = advise._fitting(asked, ranked[0].degrees, ranked[0].config)
+    ways = [proposal for proposal in alike if proposal.time.total <= (1 + advise.EQUAL) * least]
+    assert ranked[0].room == max(proposal.room for proposal in ways)
 
 
 def test_no_long_ring_is_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

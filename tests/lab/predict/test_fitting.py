@@ -137,10 +137,12 @@ def test_links_that_were_fitted_take_the_place_of_measured_collectives() -> None
         for transport in ("ring", "ulysses")
         for direction in ("forward", "forward+backward")
     ]
-    found = fitted(TABLE, [MeasuredTrial(one, seconds(one, slow), there()) for one in some])
-    assert found.hardware.collectives is None
-    exchanged = [one for one in some if one.strategy.transport == "ulysses"]
-    far = [abs(seconds(one, found) / seconds(one, slow) - 1) for one in exchanged]
+    on_fitted = fitted(
+        TABLE, [MeasuredTrial(trial, seconds(trial, slow), there()) for trial in some]
+    )
+    assert on_fitted.hardware.collectives is None
+    exchanged = [trial for trial in some if trial.strategy.transport == "ulysses"]
+    far = [abs(seconds(trial, on_fitted) / seconds(trial, slow) - 1) for trial in exchanged]
     assert statistics.median(far) < 0.05
 
 

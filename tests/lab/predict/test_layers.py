@@ -84,11 +84,11 @@ def test_layers_that_do_not_attend_wait_for_no_ring() -> None:
     assert none.attention == none.ring == 0
     # A state is computed from what its products make, of which more is kept.
     how = Training(1 << 16, kept="all", mlp_rows=None)
-    less, more = (
+    less, greater = (
         transformer.memory(model(LayerGroup(1, some, DENSE)), Degrees(), how, 0).kept
         for some in (replace(STATE, channels=0), STATE)
     )
-    assert more - less == (1 << 16) * 8192 * 2
+    assert greater - less == (1 << 16) * 8192 * 2
 
 
 def test_heads_for_further_tokens_are_layers_and_logits() -> None:
@@ -132,10 +132,12 @@ def test_experts_are_dealt_to_divisors() -> None:
     )
     assert asked.expert_ranks(Degrees(6, 4)) == [1, 2, 4, 8]
     assert replace(asked, fixed={"ep": 4}).expert_ranks(Degrees(6, 4)) == [4]
-    found = advise.advise(asked, 3)
-    for one in found:
-        assert one.degrees.dp * one.degrees.cp % one.degrees.ep == 0
-    assert len({(d := one.degrees).dp + d.cp * 10 + d.tp * 100 for one in found}) == len(found)
+    ranked = advise.advise(asked, 3)
+    for proposal in ranked:
+        assert proposal.degrees.dp * proposal.degrees.cp % proposal.degrees.ep == 0
+    assert len({(d := proposal.degrees).dp + d.cp * 10 + d.tp * 100 for proposal in ranked}) == len(
+        ranked
+    )
     fixed = advise.advise(replace(asked, fixed={"ep": 8}), 1)[0]
     assert fixed.degrees.ep == 8
     assert "EP 8" in str(fixed.degrees)

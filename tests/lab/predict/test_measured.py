@@ -97,7 +97,7 @@ def test_calls_between_measured_ones_are_near(left_out: dict[str, tuple[int, ...
 def test_few_heads_leave_a_device_idle() -> None:
     on = hardware.table()["h100"]
     per_head = [seconds(on, 2048, heads, 1) / heads for heads in (1, 2, 8, 64)]
-    assert all(few > 1.2 * more for few, more in pairwise(per_head))
+    assert all(few > 1.2 * several for few, several in pairwise(per_head))
     assert per_head[0] > 5 * per_head[-1]
 
 
@@ -274,9 +274,9 @@ def test_the_table_of_hardware_has_the_figures_of_entries() -> None:
         asked: tuple[tuple[int, Direction, int], ...] = (
             (64, "forward", 16384), (64, "backward", 16384), (1, "forward", 2048),
         )  # fmt: skip
-        for heads, way, at in asked:
+        for heads, way, length in asked:
             curves = rates.find(on, "bfloat16", 128, way, heads=heads, kv_heads=-(-heads // 8))
-            rate = curves.causal[[*curves.rows].index(at)] / 1e12
+            rate = curves.causal[[*curves.rows].index(length)] / 1e12
             figures.append(f"{rate:.0f}")
         _, _, _, peak, calls_of_64, one_head, memory, near, far, _ = by_name[name]
         assert (calls_of_64, one_head) == (", ".join(figures[:2]), figures[2]), name
@@ -336,19 +336,19 @@ def test_tables_are_checked_and_packed(
 @pytest.mark.parametrize("name", TABLED)
 @pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_reduce"])
 def test_further_nodes_make_no_collective_faster(name: str, operation: Operation) -> None:
-    one = hardware.parse_fleet(name)
-    two = replace(one, nodes=2)
+    node = hardware.parse_fleet(name)
+    nodes = replace(node, nodes=2)
     for size in (1e4, 1e6, 1e8, 1e10):
-        alone = collectives.seconds(one, operation, one.ranks, size)
-        assert alone <= collectives.seconds(two, operation, two.ranks, size)
+        alone = collectives.seconds(node, operation, node.ranks, size)
+        assert alone <= collectives.seconds(nodes, operation, nodes.ranks, size)
 
 
 def test_shards_over_nodes_take_their_nodes_links_as_long_as_on_one() -> None:
     model, request = named("llama-3b", {}), partial(Training, 32768, 16)
-    one = hardware.parse_fleet("l40s")
+    node = hardware.parse_fleet("l40s")
 
     def shards_s(nodes: int) -> float:
-        on, degrees = replace(one, nodes=nodes), Degrees(one.ranks * nodes, 1, 1, 1)
+        on, degrees = replace(node, nodes=nodes), Degrees(node.ranks * nodes, 1, 1, 1)
         free = Cost(0, 0, 0, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0, 0)
         return transformer.step(model, degrees, request(), on, free, free).shards
 

@@ -37,9 +37,9 @@ class Calls:
         last = self.rows[-1]
         seconds = self._within(np.minimum(rows, last), heads, kv_heads, work)
         for i in np.flatnonzero(rows > last):
-            more = float(rows[i] / last)
-            (time,) = self._within(np.full(1, last), heads * more, kv_heads, work)
-            seconds[i] = time * (1.0 if self.window else more)
+            longer = float(rows[i] / last)
+            (time,) = self._within(np.full(1, last), heads * longer, kv_heads, work)
+            seconds[i] = time * (1.0 if self.window else longer)
         return seconds
 
     def _within(self, rows: Floats, heads: float, kv_heads: float, work: float) -> Floats:
@@ -50,8 +50,8 @@ class Calls:
             if kv <= heads
         }
         factors = measured.between(kv_heads, by_kv.items())
-        known: Floats = np.exp(np.interp(np.log(rows), np.log(self.rows), factors))
-        return known * self._shape(rows, heads, work)
+        factor: Floats = np.exp(np.interp(np.log(rows), np.log(self.rows), factors))
+        return factor * self._shape(rows, heads, work)
 
     @cached_property
     def _columns(self) -> dict[int, dict[int, Floats]]:
@@ -92,6 +92,6 @@ def nearest(system: str, kind: str, head_dim: int, window: int = 0) -> tuple[int
     dims = {n[0] for n in table.seconds if n[1] == window} if table else set()
     if not table or not dims:
         return None
-    dim = min(sorted(dims), key=lambda one: abs(math.log(one / head_dim)))
+    dim = min(sorted(dims), key=lambda size: abs(math.log(size / head_dim)))
     chosen = {(n[2], n[3]): s for n, s in table.seconds.items() if n[:2] == (dim, window)}
     return dim, Calls(table.at, chosen, window)
