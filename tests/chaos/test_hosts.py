@@ -54,7 +54,7 @@ def apart(name: str, size: int, **changes: Any) -> str:
 @pytest.mark.tc
 def test_a_sweep_over_shaped_hosts(place: Place) -> None:
     """Two ranks on each of three: the command starts them, and leaves nothing behind."""
-    text = tiny("hosts", size=6, seq_len=768, repeats=3).replace(
+    text = tiny("hosts", size=6, seq_len=768, repeats=3, timeout="300s").replace(
         "threads: 1", "threads: 1, placement: spread, order: [topology, shuffled]"
     )
     text = text.replace("heads: 2, head_dim: 16", "heads: 8, head_dim: 64, causal: false")

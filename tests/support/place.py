@@ -100,6 +100,8 @@ class Place:
             "HOME": str(self.home),
             "RINGRAY_HOME": str(self.home),
             "RAY_TMPDIR": str(self.ray),
+            # Ray starts ranks at nice 15, where those of a test would starve beside other tests.
+            "RAY_worker_niceness": "0",
             "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'kernels'}",
             "NO_COLOR": "1",
             **self.variables,
