@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from ringray.lab.predict import hardware, layers, transformer
-from ringray.lab.predict.advise import TrainingRequest
-from ringray.lab.predict.transformer import RankMemory
+from ringray.lab.predict import hardware, layers, rank_memory
+from ringray.lab.predict.layouts import TrainingRequest
+from ringray.lab.predict.rank_memory import RankMemory
 from ringray.models.sizes import named, table
 from ringray.training.recipe import Degrees
 
@@ -35,7 +35,7 @@ MODELS = (
     "glm-4.5-air", "deepseek-v3", "phi-4", "olmo3-32b",
 )  # fmt: skip
 CONTEXTS = (8192, 65536)  # tokens
-STATE_BYTES = transformer.STATE_BYTES
+STATE_BYTES = rank_memory.STATE_BYTES
 LOSS_ROWS = 2048
 
 
@@ -133,7 +133,7 @@ def predicted(name: str, context: int) -> RankMemory:
     rings = layers.rings(model, request.attention(alone), 1)
     attention = max(request.cost(alone, ring).peak_memory_bytes for _, ring in rings)
     how = request.training({"kept": "input", "mlp_rows": None, "loss_rows": LOSS_ROWS})
-    return transformer.memory(model, alone, how, attention)
+    return rank_memory.memory(model, alone, how, attention)
 
 
 def main() -> None:

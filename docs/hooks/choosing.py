@@ -12,8 +12,8 @@ from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.lab.plan.plan import build
 from ringray.lab.predict import advise, calibration
-from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
+from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.specs import model as specs
 from ringray.lab.trial.config import TrialConfig
 from ringray.models import sizes

@@ -15,9 +15,9 @@ from comparison import Row, show
 from table2_minimal_block import flat, least_block
 
 from ringray.lab.predict import cost_model
-from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
-from ringray.lab.predict.transformer import SCORES_HELD
+from ringray.lab.predict.layouts import TrainingRequest
+from ringray.lab.predict.rank_memory import SCORES_HELD
 from ringray.models.sizes import named
 from ringray.traffic import geometry
 from ringray.traffic.geometry import Layout

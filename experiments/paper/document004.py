@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from ringray.base import units
 from ringray.lab.predict import advise, hardware
-from ringray.lab.predict.advise import Proposal, TrainingRequest
+from ringray.lab.predict.advise import Proposal
+from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.report import tables
 from ringray.models.sizes import named
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from comparison import Row, measured, show
 
-from ringray.lab.predict import cost_model, hardware, transformer
-from ringray.lab.predict.advise import TrainingRequest
-from ringray.lab.predict.transformer import Training
+from ringray.lab.predict import cost_model, hardware, rank_memory
+from ringray.lab.predict.layouts import TrainingRequest
+from ringray.lab.predict.rank_memory import Training
 from ringray.models.sizes import Model, named
 from ringray.training.recipe import Degrees
 
@@ -73,7 +73,7 @@ def longest(model: Model, memory: float, devices: int, how: dict[str, Any], ring
     def held(tokens: int) -> float:
         training = Training(tokens, devices, "float32", loss_rows=None, **how)
         degrees = Degrees(dp=devices)  # each device a sequence: a ring's rank holds as much
-        return transformer.memory(model, degrees, training, per_token * tokens).total
+        return rank_memory.memory(model, degrees, training, per_token * tokens).total
 
     return max((1 << k for k in range(6, 24) if held(1 << k) <= memory), default=0)
 

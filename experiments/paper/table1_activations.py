@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ringray
 from ringray.lab.predict import cost_model, hardware
-from ringray.lab.predict.advise import TrainingRequest
+from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.trial.measurement import peak_memory
 from ringray.models.decoder import GatedMLP, WholeScores
 from ringray.models.sizes import Model

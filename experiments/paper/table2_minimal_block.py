@@ -12,8 +12,8 @@ from __future__ import annotations
 from comparison import Row, show
 
 from ringray.lab.predict import cost_model, hardware
-from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.hardware import Fleet
+from ringray.lab.predict.layouts import TrainingRequest
 from ringray.models.sizes import named
 from ringray.training.recipe import Degrees
 

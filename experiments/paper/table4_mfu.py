@@ -22,10 +22,10 @@ from typing import NamedTuple
 from comparison import Row, measured, show
 
 from ringray.lab.predict import cost_model, hardware, transformer
-from ringray.lab.predict.advise import TrainingRequest
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
-from ringray.lab.predict.transformer import Training
+from ringray.lab.predict.layouts import TrainingRequest
+from ringray.lab.predict.rank_memory import Training
 from ringray.models.sizes import named
 from ringray.training.recipe import Degrees
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import theirs
 import yaml
 
-from ringray.lab.predict import hardware, products, transformer
-from ringray.lab.predict.advise import TrainingRequest
+from ringray.lab.predict import hardware, products, rank_memory, transformer
 from ringray.lab.predict.hardware import Direction, Hardware
-from ringray.lab.predict.transformer import Training
+from ringray.lab.predict.layouts import TrainingRequest
+from ringray.lab.predict.rank_memory import Training
 from ringray.models.layers import LayerGroup, Model, Product
 from ringray.models.sizes import named
 from ringray.training.recipe import Degrees
@@ -176,7 +176,7 @@ def own(run: Mapping[str, Any], facts: Mapping[str, Any]) -> Figures:
     forward = request.cost(degrees, config.changed(direction="forward"))
     how = Training(context, offload=bool(run.get("offload")))
     step = transformer.step(model, degrees, how, on, forward, both)
-    memory = transformer.memory(model, degrees, how, both.peak_memory_bytes)
+    memory = rank_memory.memory(model, degrees, how, both.peak_memory_bytes)
     return Figures(step.total, memory.total / 1e9)
 
 

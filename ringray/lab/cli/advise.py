@@ -13,9 +13,10 @@ from ringray.lab.cli import proposals
 from ringray.lab.cli.options import STORE, Option, Output, options, write
 from ringray.lab.cli.proposals import DEGREES
 from ringray.lab.predict import advise as advice
-from ringray.lab.predict import calibration, pooling
-from ringray.lab.predict.advise import Proposal, TrainingRequest
+from ringray.lab.predict import calibration, layouts, pooling
+from ringray.lab.predict.advise import Proposal
 from ringray.lab.predict.fitting import fitted, past_trials
+from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.report import tables
 from ringray.lab.specs import model as specs
 from ringray.lab.specs import sections
@@ -40,7 +41,7 @@ def _count(text: str) -> int:
 
 def _length(text: str) -> int:
     try:
-        return int(tokens(1, advice.LONGEST).read(int(text) if text.isdecimal() else text))
+        return int(tokens(1, layouts.LONGEST).read(int(text) if text.isdecimal() else text))
     except Mismatch as error:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected {error}") from None
 
@@ -151,7 +152,7 @@ def _request(arguments: argparse.Namespace, fleet: str, price: float | None) -> 
     for name in ("batch", "top", "spec", "lengths"):
         if arguments.max_context and getattr(arguments, name) is not None:
             raise UserError(f"--{name}: expected beside --context, not --max-context")
-    context = arguments.context or advice.LONGEST
+    context = arguments.context or layouts.LONGEST
     batch, has_unit = arguments.batch or (max(1, _BATCH // context) * context, True)
     of_tokens = has_unit or batch >= context
     sequences, odd = divmod(batch, context) if of_tokens else (batch, 0)

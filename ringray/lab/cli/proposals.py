@@ -10,10 +10,11 @@ from typing import Any
 from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.lab.predict import advise as advice
-from ringray.lab.predict import layers, transformer
-from ringray.lab.predict.advise import Proposal, TrainingRequest
+from ringray.lab.predict import layers, layouts, rank_memory
+from ringray.lab.predict.advise import Proposal
+from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.predict.pooling import Pooled
-from ringray.lab.predict.transformer import RankMemory
+from ringray.lab.predict.rank_memory import RankMemory
 from ringray.lab.report import tables, words
 
 DEGREES = ("dp", "cp", "tp", "pp", "ep")
@@ -33,7 +34,7 @@ Answer = tuple[dict[str, Any], list[Any]]  # as JSON, and as lines and tables
 def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
     """Answers with the proposals, the first one in parts."""
     rows = [_row(request, proposal) for proposal in ranked]
-    alone, ring, first = advice.alone(request), advice.smallest_ring(request), ranked[0]
+    alone, ring, first = layouts.alone(request), advice.smallest_ring(request), ranked[0]
     assumed = advice.assumptions(request, first)
     answer = _asked(request) | {"context": request.context, "sequences": request.sequences}
     answer |= {"one_rank_bytes": alone, "smallest_ring": _row(request, ring), "proposals": rows}
@@ -203,13 +204,13 @@ def compared(requests: Sequence[TrainingRequest]) -> Answer:
 
 def longest(request: TrainingRequest) -> Answer:
     """Answers with the longest context."""
-    limit = advice.max_context(request)
+    limit = layouts.max_context(request)
     most = max(vars(limit.memory), key=vars(limit.memory).__getitem__)
     limited = f"memory, most of it {most}"
     if limit.longest:
-        most, limited = "tokens", f"the length of a sequence, at most {advice.LONGEST:,} tokens"
+        most, limited = "tokens", f"the length of a sequence, at most {layouts.LONGEST:,} tokens"
     assumed = layers.assumptions(request.model, limit.degrees)
-    assumed += transformer.waiting(request.model, limit.degrees, limit.training, request.on)
+    assumed += rank_memory.waiting(request.model, limit.degrees, limit.training, request.on)
     text = (
         f"{request.model.name} in {request.dtype} on {request.on} reaches {limit.context:,} tokens "
         f"with {limit.degrees}\nLimited by {limited}: {_parts(limit.memory)}, "

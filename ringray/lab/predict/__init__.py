@@ -11,7 +11,9 @@ cost_model   FLOPs, bytes, messages, memory and time of a trial
 long_ring    the same of rings of hundreds of ranks
 peak_memory  predicted memory of a rank
 layers       kinds of layers that a model has, their attention on a ring
-transformer  memory of a rank and time of a step around the attention
+rank_memory  memory of a rank in a step of training
+transformer  time of a step around the attention
+layouts      degrees that a fleet allows, what their ranks need, the longest context
 advise       degrees and rings that train a model fastest
 pooling      packed documents on these rings, and on one pool
 """

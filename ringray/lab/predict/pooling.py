@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from ringray import partition, transport
 from ringray.base.errors import UserError
-from ringray.lab.predict.advise import Proposal, TrainingRequest
+from ringray.lab.predict.advise import Proposal
+from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.trial import lengths
 from ringray.lab.trial.config import TrialConfig
 from ringray.traffic.walk import BACKWARDS

@@ -8,10 +8,19 @@ import pytest
 
 from ringray.lab.cli import advise as command
 from ringray.lab.plan import plan
-from ringray.lab.predict import advise, collectives, cost_model, hardware, layers, transformer
-from ringray.lab.predict.advise import TrainingRequest
+from ringray.lab.predict import (
+    advise,
+    collectives,
+    cost_model,
+    hardware,
+    layers,
+    layouts,
+    rank_memory,
+    transformer,
+)
 from ringray.lab.predict.cost_model import Cost
-from ringray.lab.predict.transformer import Training
+from ringray.lab.predict.layouts import TrainingRequest
+from ringray.lab.predict.rank_memory import Training
 from ringray.lab.specs import model as spec
 from ringray.models.sizes import Attention, LayerGroup, Mlp, Model, Recurrence, named
 from ringray.training.recipe import Degrees
@@ -48,8 +57,8 @@ def test_groups_of_one_kind_are_a_plain_model() -> None:
                 expected.parts
             )
             how = Training(1 << 16, 4, kept=kept)
-            expected_bytes = transformer.memory(plain, degrees, how, 1e9).as_dict()
-            got = transformer.memory(parts, degrees, how, 1e9).as_dict()
+            expected_bytes = rank_memory.memory(plain, degrees, how, 1e9).as_dict()
+            got = rank_memory.memory(parts, degrees, how, 1e9).as_dict()
             assert got == pytest.approx(expected_bytes)
 
 
@@ -85,7 +94,7 @@ def test_layers_that_do_not_attend_wait_for_no_ring() -> None:
     # A state is computed from what its products make, of which more is kept.
     how = Training(1 << 16, kept="all", mlp_rows=None)
     less, greater = (
-        transformer.memory(model(LayerGroup(1, some, DENSE)), Degrees(), how, 0).kept
+        rank_memory.memory(model(LayerGroup(1, some, DENSE)), Degrees(), how, 0).kept
         for some in (replace(STATE, channels=0), STATE)
     )
     assert greater - less == (1 << 16) * 8192 * 2
@@ -100,7 +109,7 @@ def test_heads_for_further_tokens_are_layers_and_logits() -> None:
     assert parts[1].attention == pytest.approx(parts[2].attention)
     logits = 3 * 4 * 4096 * plain.logits_flops / (ON.hardware.peak["bfloat16"] * 4)
     assert parts[1].products - parts[2].products > logits / 4
-    memory = [transformer.memory(some, degrees, how, 0) for some in (plain, ahead, longer)]
+    memory = [rank_memory.memory(some, degrees, how, 0) for some in (plain, ahead, longer)]
     assert memory[1] == memory[2]
     assert memory[1].states > memory[0].states
 
@@ -109,7 +118,7 @@ def test_experts_are_dealt_and_their_tokens_sent() -> None:
     some = model(LayerGroup(8, FULL, EXPERTS))
     elements = 3 * 2048 * 1024 * 32
     how = Training(1 << 16, 4, kept="all", mlp_rows=None)
-    memory = [transformer.memory(some, Degrees(2, 8, ep=ep), how, 0) for ep in (1, 4, 16)]
+    memory = [rank_memory.memory(some, Degrees(2, 8, ep=ep), how, 0) for ep in (1, 4, 16)]
     assert memory[0].states == memory[1].states == memory[2].states
     assert memory[0].kept == memory[2].kept
     assert memory[0].gathered - memory[1].gathered == pytest.approx(6 * elements * 3 / 4)
@@ -146,7 +155,7 @@ def test_experts_are_dealt_to_divisors() -> None:
 @pytest.mark.parametrize("name", ["qwen3-30b-a3b", "gpt-oss-20b", "qwen3-next-80b-a3b"])
 def test_no_proposal_is_faster_than_its_bound(name: str) -> None:
     asked = TrainingRequest(named(name, {}), hardware.parse_fleet("b200:2x4"), 1 << 16, 8)
-    for degrees in advise.possible(asked):
+    for degrees in layouts.possible(asked):
         if proposal := advise._carried(asked, degrees):
             assert advise._bound(asked, degrees) <= proposal.time.total
 

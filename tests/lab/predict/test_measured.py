@@ -30,7 +30,7 @@ from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Direction, Hardware, Link
 from ringray.lab.predict.measured import calls
 from ringray.lab.predict.measured.calls import WINDOW, Calls
-from ringray.lab.predict.transformer import Training
+from ringray.lab.predict.rank_memory import Training
 from ringray.lab.trial.config import TrialConfig
 from ringray.models.sizes import named
 from ringray.training.recipe import Degrees

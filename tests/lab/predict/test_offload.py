@@ -9,10 +9,10 @@ import pytest
 
 from ringray.base.errors import UserError
 from ringray.lab.plan import plan
-from ringray.lab.predict import advise, transformer
+from ringray.lab.predict import advise, layouts, rank_memory, transformer
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet, parse_fleet
-from ringray.lab.predict.transformer import Training
+from ringray.lab.predict.rank_memory import Training
 from ringray.lab.specs import model as specs
 from ringray.models.sizes import named
 from ringray.training.recipe import Degrees
@@ -25,7 +25,7 @@ LARGE = 20e9  # bytes of attention: more than the loss takes
 
 def costs(degrees: Degrees, context: int = CONTEXT, on: Fleet = FLEET) -> tuple[Cost, Cost]:
     """Of the attention of a layer: forward, and both passes."""
-    request = advise.TrainingRequest(MODEL, on, context, 1)
+    request = layouts.TrainingRequest(MODEL, on, context, 1)
     both = request.attention(degrees)
     return request.cost(degrees, both.changed(direction="forward")), request.cost(degrees, both)
 
@@ -34,16 +34,16 @@ def costs(degrees: Degrees, context: int = CONTEXT, on: Fleet = FLEET) -> tuple[
 def test_inputs_of_all_but_two_layers_leave(kept: Any) -> None:
     degrees, how = Degrees(cp=8), Training(CONTEXT, kept=kept)
     here, away = (
-        transformer.memory(MODEL, degrees, replace(how, offload=some), LARGE)
+        rank_memory.memory(MODEL, degrees, replace(how, offload=some), LARGE)
         for some in (False, True)
     )
     assert here.kept - away.kept == (MODEL.layers - 2) * STREAM
     assert here.working == away.working
-    assert transformer.away_bytes(MODEL, degrees, how) == MODEL.layers * STREAM
+    assert rank_memory.away_bytes(MODEL, degrees, how) == MODEL.layers * STREAM
     # The loss meets none of them.
     how = replace(how, loss_rows=None)
     here, away = (
-        transformer.memory(MODEL, degrees, replace(how, offload=some), 1e9)
+        rank_memory.memory(MODEL, degrees, replace(how, offload=some), 1e9)
         for some in (False, True)
     )
     assert here.total - away.total == MODEL.layers * STREAM
@@ -51,9 +51,9 @@ def test_inputs_of_all_but_two_layers_leave(kept: Any) -> None:
 
 def test_ranks_and_stages_share_what_leaves() -> None:
     how = Training(CONTEXT, 4, offload=True)
-    whole = transformer.away_bytes(MODEL, Degrees(), how)
+    whole = rank_memory.away_bytes(MODEL, Degrees(), how)
     for degrees, share in ((Degrees(tp=2), 2), (Degrees(pp=2), 1), (Degrees(dp=4, pp=2), 2)):
-        assert transformer.away_bytes(MODEL, degrees, how) == whole / share
+        assert rank_memory.away_bytes(MODEL, degrees, how) == whole / share
 
 
 def test_copies_hide_behind_layers_but_for_the_first_of_a_backward_pass() -> None:
@@ -73,7 +73,7 @@ def test_copies_hide_behind_layers_but_for_the_first_of_a_backward_pass() -> Non
 
 
 def test_advice_sends_inputs_away_where_nothing_else_fits() -> None:
-    request = advise.TrainingRequest(MODEL, FLEET, CONTEXT, 1, fixed={"cp": 8})
+    request = layouts.TrainingRequest(MODEL, FLEET, CONTEXT, 1, fixed={"cp": 8})
     (best,) = advise.advise(request, 1)
     assert not best.training.offload
     longer = replace(request, context=2_500_000)
@@ -87,7 +87,7 @@ def test_advice_sends_inputs_away_where_nothing_else_fits() -> None:
     with pytest.raises(UserError, match=r"63.7 GiB more than can be used .*in 1.00 TiB"):
         advise.advise(replace(longer, on=replace(FLEET, hardware=small)), 1)
     unknown = FLEET.hardware.model_copy(update={"host_memory": None})
-    longest = advise.max_context(replace(request, on=replace(FLEET, hardware=unknown)))
+    longest = layouts.max_context(replace(request, on=replace(FLEET, hardware=unknown)))
     assert longest.training.offload
     assert longest.context > 2_500_000
 
