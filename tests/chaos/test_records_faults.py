@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ringray.lab.store.store import Store
+from tests.chaos.struck import faults
 from tests.support import place as drive
 from tests.support.exhaustive import exhaustive
 from tests.support.place import Place, tiny
@@ -21,6 +22,12 @@ from tests.support.place import Place, tiny
 pytestmark = pytest.mark.chaos
 
 REPLICAS = 30
+
+
+def check_measured(rows: list[Any], count: int) -> None:
+    """Each trial ended well, and was tried again only after a fault that it recorded."""
+    assert [row.status for row in rows] == ["ok"] * count
+    assert [row.attempts for row in rows] == [1 + len(faults(row)) for row in rows]
 
 
 @pytest.fixture
@@ -71,7 +78,7 @@ def test_a_disk_that_fills_in_the_middle(place: Place, small_disk: Path, full: s
     assert resumed.code == 0, resumed.err
     with Store(store, create=False) as opened:
         rows = opened.trials(opened.find("filling").digest)
-    assert [row.status for row in rows] == ["ok"] * REPLICAS
+    check_measured(rows, REPLICAS)
     known = {row.key: row for row in rows}
     assert all(known[row.key] == row for row in before)
     assert _configs(place.lines(json)) == list(range(REPLICAS))
@@ -112,7 +119,7 @@ def test_a_line_that_a_kill_kept_away_is_written(place: Place) -> None:
     assert "5 trials measured before" in resumed.out
     assert _configs(place.lines(json)) == list(range(12))
     rows = place.trials("between")
-    assert [row.status for row in rows] == ["ok"] * 12
+    check_measured(rows, 12)
     known = {row.key: row for row in rows}
     assert all(known[row.key] == row for row in before), "measured again"
 
@@ -140,7 +147,7 @@ def test_a_store_that_is_lost_is_taken_back_from_mlflow(place: Place) -> None:
     assert f"{len(before)} trials taken from MLflow" in done.out
     assert f"{len(before)} trials measured before" in done.out
     rows = place.trials("lost")
-    assert [row.status for row in rows] == ["ok"] * REPLICAS
+    check_measured(rows, REPLICAS)
     assert {row.key: row for row in rows if row.key in before} == before
     assert _configs(place.lines(json)) == list(range(REPLICAS))
     (parent,), children = place.mlflow("lost")
