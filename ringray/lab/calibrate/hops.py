@@ -47,8 +47,10 @@ class HopTimer:
             large = self.chunk(size)
             took = self._slowest(self.sample(large, 1)[0])
             least = min(least, took)  # the first ones may be late
-            if took - least > seconds / 16:
-                break
+            if took - least > seconds / 16:  # by its bytes, or only late: a second one tells
+                took = min(took, self._slowest(self.sample(large, 1)[0]))
+                if took - least > seconds / 16:
+                    break
         last, _ = self.sample(large, max(1, min(_MOST, int(seconds / 2 / took))))
         return [(small.nbytes, min(first, least)), (large.nbytes, last)]
 

@@ -194,8 +194,9 @@ def test_a_link_is_known_in_its_time(bandwidth: float, latency: float) -> None:
         assert large == SIZES[-1]
 
 
-@pytest.mark.parametrize("late", [0, 1])
-def test_a_small_hop_that_is_late_changes_nothing(late: int) -> None:
+@pytest.mark.parametrize("late", range(9))
+def test_a_hop_that_is_late_changes_nothing(late: int) -> None:
+    """Which is any but the last sample, of many hops."""
     usual, delayed = (KnownLink(24e6, 1e-4, hiccup).ends(SIZES, SECONDS) for hiccup in (-1, late))
     for (size, seconds), (other, others) in zip(usual, delayed, strict=True):
         assert (size, seconds) == (other, pytest.approx(others, rel=1e-3))
