@@ -121,13 +121,14 @@ def fixed_ports() -> Iterator[None]:
 
     parameters, start = parameter.RayParams, services.start_ray_process
     with contextlib.ExitStack() as stack:
-        ports = {}
-        for name in _AGENT_PORTS:
+        ports: dict[str, int] = {}
+        while len(ports) < len(_AGENT_PORTS):
             # Nobody else gets the port until the agent listens there: both may reuse it.
             held = stack.enter_context(socket.socket())
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind(("127.0.0.1", 0))
-            ports[name] = held.getsockname()[1]
+            if (port := held.getsockname()[1]) not in _METRIC_PORTS:
+                ports[_AGENT_PORTS[len(ports)]] = port
 
         def start_process(command: list[str], kind: str, *others: Any, **options: Any) -> Any:
             if kind == ray_constants.PROCESS_TYPE_RAYLET:  # Ray tells only the agent
@@ -144,6 +145,7 @@ def fixed_ports() -> Iterator[None]:
 
 _LISTEN = "dashboard_agent_listen_port"
 _AGENT_PORTS = _LISTEN, "metrics_agent_port", "metrics_export_port", "runtime_env_agent_port"
+_METRIC_PORTS = 44217, 44227  # on which the monitor and dashboard of every Ray try to listen
 DEAD = 2  # status of a node that has ended, in a reply of cluster_status
 # Loggers that report each upload and each connection of Ray's job client.
 JOB_LOGGERS = (
