@@ -43,6 +43,7 @@ START_S = 60.0  # seconds for the head to answer
 STOP_S = 10.0  # seconds for its processes to end by themselves
 EMPTY_S = 120.0  # seconds for all nodes to end after their idle timeout
 LOOK_S = 0.2  # seconds between two looks at the cluster
+LAST_LOOK_S = 5.0  # seconds for a look to end; Ray waits a minute for a head that hangs
 # A decision in the autoscaler's log.
 DECISION = re.compile(r"(?P<time>[\d-]+ [\d:]+),\d+.* (?P<what>(Adding|Removing) \d+ node.*)$")
 
@@ -165,10 +166,10 @@ class Watch(threading.Thread):
         return 1 if self.nodes else 0
 
     def stop(self) -> None:
-        """Ends the thread. Call it while the head answers: a call to a dead one takes a minute."""
+        """Ends the thread; one that waits for a head that hangs is left behind."""
         self._ended.set()
         if self.is_alive():
-            self.join()
+            self.join(LAST_LOOK_S)
 
 
 def look(address: str) -> tuple[int, int] | None:
@@ -277,4 +278,8 @@ def run(command: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python's own end would wait for a call of Ray to a head that hangs.
+    os._exit(exit_code)

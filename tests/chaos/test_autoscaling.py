@@ -17,7 +17,7 @@ import yaml
 
 from tests.chaos.struck import ended, faults, raylet_of
 from tests.support import place as drive
-from tests.support.place import REPOSITORY, Place, tiny, wait_until
+from tests.support.place import PATIENCE, REPOSITORY, Place, tiny, wait_until
 
 pytestmark = pytest.mark.chaos
 
@@ -71,7 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Growing]:
             yield made
         finally:
             cluster.terminate()
-            cluster.wait(60)
+            cluster.wait(PATIENCE)
         assert cluster.returncode == 130
         # Agents of nodes that were given back outlive them for up to a minute.
         made.check_nothing_is_left()

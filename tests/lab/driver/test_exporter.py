@@ -33,7 +33,7 @@ from ringray.lab.specs.model import parse
 from ringray.lab.store.store import Store
 from ringray.lab.trial.exported import EXPORTED
 from ringray.lab.trial.outcome import STATUSES, Outcome, SweepInfo, TrialRow
-from tests.support.place import tiny
+from tests.support.place import PATIENCE, tiny
 from tests.support.store_rows import DIGEST, OTHER, ok, sweep, trial
 
 UNITS = ("_seconds", "_bytes", "_ratio", "_per_second")
@@ -95,7 +95,7 @@ def test_gauges_are_set_again_and_a_last_time_at_the_end(pushes: Queue[Any]) -> 
     under_test.take(TrialStarted(plan.trials[0], 1))
     pending = 0
     while pending < 3:
-        name, value, tags = pushes.get(timeout=60)
+        name, value, tags = pushes.get(timeout=PATIENCE)
         assert (tags["sweep"], tags["kind"]) == ("a", "latency")
         pending += (name, value) == ("ringray_pending_trials", 4)
     under_test.take(TrialEnded(plan.trials[0], Outcome("ok")))
