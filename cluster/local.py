@@ -39,7 +39,7 @@ CONFIG = Path(__file__).with_name("local-autoscaling.yaml")
 HOST = "127.0.0.1"
 # Ray replaces the loopback's address by one that others can reach, unless this is 0.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-START_S = 60.0  # seconds for the head to answer
+START_S = 300.0  # seconds for the head to answer
 STOP_S = 10.0  # seconds for its processes to end by themselves
 EMPTY_S = 120.0  # seconds for all nodes to end after their idle timeout
 LOOK_S = 0.2  # seconds between two looks at the cluster
