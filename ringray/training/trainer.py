@@ -90,10 +90,22 @@ class Trainer:
         groups = [decaying, {"params": others, "weight_decay": 0.0}]
         fused = mesh.device == "cuda" or None  # one pass over memory in place of several
         self.optimizer = torch.optim.AdamW(groups, recipe.learning_rate, (0.9, 0.95), fused=fused)
+        self._make_moments()
         self._place = mesh.place("cp")
         self._reader = ThreadPoolExecutor(1, "rows")
         self._ahead: dict[int, Future[list[SequenceRows]]] = {}  # by their first sequence
         self._schedule = self._pipeline() if stages > 1 else None
+
+    def _make_moments(self) -> None:
+        """Makes the optimizer's numbers, which it would make at the end of the first step: what
+        runs out of memory in the second step does so in the first."""
+        for group in self.optimizer.param_groups:
+            for weight in group["params"]:
+                steps = torch.zeros((), device=weight.device if group["fused"] else "cpu")
+                first, second = torch.zeros_like(weight), torch.zeros_like(weight)
+                self.optimizer.state[weight] = {
+                    "step": steps, "exp_avg": first, "exp_avg_sq": second
+                }  # fmt: skip
 
     def step(self) -> TrainingStep:
         """Takes one step.

@@ -141,8 +141,7 @@ def corpus(training: TrialTraining, model: Model, seed: int) -> Corpus | RandomT
 
 
 def _held(trainer: Trainer) -> int:
-    """Returns the bytes of this rank's weights, and of its optimizer's numbers; the first step of a
-    training makes them."""
+    """Returns the bytes of this rank's weights and of its optimizer's numbers."""
     numbers = (x for state in trainer.optimizer.state.values() for x in state.values())
     tensors = (x for x in (*trainer.model.parameters(), *numbers) if isinstance(x, Tensor))
     local = (x.to_local() if isinstance(x, DTensor) else x for x in tensors)
