@@ -148,7 +148,8 @@ def _logits(model: Model, rows: int, on: Hardware) -> float:
 
 def _memory(model: Model, run: Mapping[str, Any], rows: int) -> float:
     """Returns the bytes of a GPU."""
-    ranks, layer = run["gpus"], model.layer_parameters
+    ranks = run["gpus"]
+    layer = max(group.parameters(model.hidden) for group in model.groups)
     states = 0 if run.get("states") == "host" else 16 * model.parameters / ranks
     # This layer's weights, the next one's, gradients and what is reduced of them; the outer weights
     # whole, with gradients of the logits, until the end.

@@ -20,7 +20,6 @@ from ringray.models.layers import Attention, Latent, LayerGroup, Mlp, Model, Pro
 
 FAMILIES = Path(__file__).with_name("families.yaml")
 NAME = "config.json"
-_PATTERN = "hybrid_override_pattern"
 _MOST = 1 << 24  # that a size may be
 _DELTA = 8  # FLOPs of an element of the state and a token: read, corrected, written, queried
 _SCAN = 7  # as Megatron-LM counts both (github.com/NVIDIA/Megatron-LM, training.py)
@@ -60,23 +59,19 @@ def of_facts(where: str, name: str, facts: Mapping[str, Any]) -> Model:
     return _Config(where, facts, assumptions).model(name)
 
 
-def load(path: Path) -> Any:
+@cache
+def load(path: Path) -> dict[str, Any]:
     """Returns the content of a data file of this package."""
     import yaml
 
     # The parser in C is seven times as fast as the other, but not everywhere.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return yaml.load(path.read_text(encoding="utf-8"), loader)
-
-
-@cache
-def _rules() -> dict[str, Any]:
-    return cast("dict[str, Any]", load(FAMILIES))
+    return cast("dict[str, Any]", yaml.load(path.read_text(encoding="utf-8"), loader))
 
 
 def families() -> dict[str, dict[str, Any]]:
     """Returns what is known about each family, by model_type."""
-    return cast("dict[str, dict[str, Any]]", _rules()["families"])
+    return cast("dict[str, dict[str, Any]]", load(FAMILIES)["families"])
 
 
 @dataclass
@@ -94,7 +89,7 @@ class _Config:
             raise UserError(f"{self.where}: {unknown('model_type', self.family, families())}")
         self.rules = families()[self.family]
         self.default = {"tie_word_embeddings": False, **self.rules.get("default", {})}
-        for field, fine in _rules()["refused"].items():
+        for field, fine in load(FAMILIES)["refused"].items():
             if self.facts.get(field) not in fine:
                 raise self.wrong(field, f"expected {' or '.join(map(json.dumps, fine))}")
 
@@ -106,7 +101,7 @@ class _Config:
     def _key(self, field: str) -> str:
         """Returns the name that the file has for a field."""
         field = self.rules.get("fields", {}).get(field, field)
-        keys = (field, *_rules()["names"].get(field, ()))
+        keys = (field, *load(FAMILIES)["names"].get(field, ()))
         return next((key for key in keys if key in self.facts), field)
 
     def get(self, field: str) -> Any:
@@ -125,15 +120,12 @@ class _Config:
 
     def optional(self, field: str, least: int = 0) -> int | None:
         """Returns an integer, or None."""
-        value = self.get(field)
-        if value is not None and (type(value) is not int or not least <= value <= _MOST):
-            raise self.wrong(field, f"expected an integer of at least {least}")
-        return value
+        return None if self.get(field) is None else self.size(field, least)
 
     def size(self, field: str, least: int = 1) -> int:
         """Returns an integer that the model needs."""
-        value = self.optional(field, least)
-        if value is None:
+        value = self.get(field)
+        if type(value) is not int or not least <= value <= _MOST:
             raise self.wrong(field, f"expected an integer of at least {least}")
         return value
 
@@ -149,6 +141,8 @@ class _Config:
         values = self.get(field)
         if values is None:
             return None
+        if field == "layer_types" and isinstance(values, str):
+            values = [*values]  # the letters of Nemotron-H
         plain = isinstance(values, list) and all(isinstance(value, str | int) for value in values)
         if not plain or len(values) != (layers or len(values)):
             raise self.wrong(field, f"expected a list of {layers or 'numbers of'} layers")
@@ -158,10 +152,10 @@ class _Config:
         """Returns the model."""
         hidden = self.size("hidden_size")
         layers = self.optional("num_hidden_layers", 1) or len(self.entries("layer_types") or ())
-        layers = layers or len(self._pattern) or self.size("num_hidden_layers")
+        layers = layers or self.size("num_hidden_layers")
         kinds = zip(self._kinds(layers), self._sparse(layers), strict=True)
         groups = tuple(
-            LayerGroup(count, *self._layer(kind, sparse, hidden))
+            self._group(count, kind, sparse, hidden)
             for (kind, sparse), count in Counter(kinds).items()  # in the order of layers
         )
         attention = [group.attention for group in groups if group.attention]
@@ -189,11 +183,11 @@ class _Config:
 
     def _kinds(self, layers: int) -> list[str]:
         """Returns the kind of each layer."""
-        names: dict[str, str] = _rules()["kinds"]
-        if listed := list(self._pattern) or self.entries("layer_types", layers):
-            if len(listed) != layers or not names.keys() >= set(listed):
+        names: dict[str, str] = load(FAMILIES)["kinds"]
+        if listed := self.entries("layer_types", layers):
+            if not names.keys() >= set(listed):
                 expected = f"expected num_hidden_layers = {layers} of {', '.join(names)}"
-                raise self.wrong(_PATTERN if self._pattern else "layer_types", expected)
+                raise self.wrong("layer_types", expected)
             return [names[name] for name in listed]
         others, every = self.rules.get("others", "full"), self.rules.get("full_every")
         full = self.entries("attn_layer_indices")
@@ -211,12 +205,6 @@ class _Config:
         elif full is None:
             full = [*range(self.optional("max_window_layers") or 0)]
         return ["full" if layer in full else others for layer in range(layers)]
-
-    @property
-    def _pattern(self) -> str:
-        """Returns the letters of Nemotron-H's layers, if any."""
-        value = self.get(_PATTERN)
-        return value if isinstance(value, str) else ""
 
     @property
     def _slides(self) -> bool:
@@ -239,17 +227,15 @@ class _Config:
             with_experts -= {*range(self.size("moe_layer_end_index") + 1, layers)}
         return [layer in with_experts for layer in range(layers)]
 
-    def _layer(
-        self, kind: str, sparse: bool, hidden: int
-    ) -> tuple[Attention | Recurrence | None, Mlp | None, Recurrence | None]:
-        """Returns mixer, MLP and what computes beside the mixer."""
+    def _group(self, count: int, kind: str, sparse: bool, hidden: int) -> LayerGroup:
+        """Returns layers of one kind."""
         if kind in ("mlp", "moe"):
-            return None, self._mlp(kind == "moe"), None
+            return LayerGroup(count, None, self._mlp(kind == "moe"))
         mlp = None if "single" in self.rules else self._mlp(sparse)
         if kind == "state":
-            return self._state(hidden), mlp, None
+            return LayerGroup(count, self._state(hidden), mlp)
         beside = self._state(hidden) if "both" in self.rules else None
-        return self._attention(kind, hidden), mlp, beside
+        return LayerGroup(count, self._attention(kind, hidden), mlp, beside)
 
     def _state(self, hidden: int) -> Recurrence:
         if "state" not in self.rules:

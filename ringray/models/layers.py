@@ -196,9 +196,10 @@ class LayerGroup:
         of_expert = sum(product.elements for product in self.expert_products(hidden))
         return sum(product.elements for product in self.products(hidden)) + active * of_expert
 
-    def expert_parameters(self, hidden: int) -> int:
-        """Returns parameters of all routed experts of one layer."""
-        experts = self.mlp.experts if self.mlp else 0
+    def expert_parameters(self, hidden: int, *, idle: bool = False) -> int:
+        """Returns parameters of all routed experts of one layer, or of those that a token does not
+        take."""
+        experts = self.mlp.experts - idle * self.mlp.active if self.mlp else 0
         return experts * sum(product.elements for product in self.expert_products(hidden))
 
     def parameters(self, hidden: int) -> int:
@@ -273,11 +274,6 @@ class Model:
         return {name: getattr(self, name) for name in names}
 
     @property
-    def layer_parameters(self) -> int:
-        """Returns the parameters of one layer, the largest."""
-        return max(group.parameters(self.hidden) for group in self.groups)
-
-    @property
     def outer_parameters(self) -> int:
         """Returns the parameters of embedding, logits and the last norm."""
         return self.hidden * (self.vocab * (2 - self.tied) + 1)
@@ -291,40 +287,24 @@ class Model:
     @property
     def active_parameters(self) -> int:
         """Returns the parameters that a token is computed with, all but those of other experts."""
-        idle = (
-            group.count
-            * (group.mlp.experts - group.mlp.active)
-            * sum(product.elements for product in group.expert_products(self.hidden))
-            for group in self.groups
-            if group.mlp
+        return self.parameters - sum(
+            group.count * group.expert_parameters(self.hidden, idle=True) for group in self.groups
         )
-        return self.parameters - sum(idle)
-
-    @property
-    def dense_flops(self) -> int:
-        """Returns FLOPs of the products and states of one layer, the mean one, per token,
-        forward."""
-        return (self.token_flops - self.logits_flops) // self.layers
-
-    @property
-    def logits_flops(self) -> int:
-        """Returns FLOPs of the logits, per token, forward."""
-        return 2 * self.hidden * self.vocab
 
     def forward_flops(self, context: int, *, causal: bool = True) -> int:
         """Returns FLOPs of one sequence, forward, by its visible pairs."""
-        attention = (
-            group.count * group.attention.flops(group.attention.pairs(context, causal=causal))
+        attention = sum(
+            group.count * int(of.flops(of.pairs(context, causal=causal)))
             for group in self.groups
-            if group.attention
+            if (of := group.attention)
         )
-        return context * self.token_flops + sum(map(int, attention))
+        return context * self.token_flops + attention
 
     @property
     def token_flops(self) -> int:
         """Returns FLOPs of a token's products and states, forward, attention left out."""
         layers = sum(group.count * group.flops(self.hidden) for group in self.groups)
-        return layers + self.logits_flops
+        return layers + 2 * self.hidden * self.vocab
 
     def attention_flops(self, pairs: float) -> float:
         """Returns FLOPs of the attention of all layers to visible pairs, as many in each layer,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ringray.base.errors import UserError, unknown
 from ringray.lab.cli import proposals
@@ -16,11 +20,12 @@ from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration, layouts, pooling
 from ringray.lab.predict.advise import Proposal
 from ringray.lab.predict.fitting import fitted, past_trials
+from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.report import tables
 from ringray.lab.specs import model as specs
 from ringray.lab.specs import sections
-from ringray.lab.specs.fields import Mismatch, tokens
+from ringray.lab.specs.fields import Kind, Mismatch, one_of, tokens, whole
 from ringray.lab.trial import lengths
 from ringray.models import sizes
 from ringray_kernels.dtypes import DTYPES
@@ -28,37 +33,38 @@ from ringray_kernels.dtypes import DTYPES
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
 _TOP = 3  # proposals
 _BATCH = 4 << 20  # tokens of a step, the paper's on TPUs
-# Of one fleet, and of one proposal.
-_ONE_FLEET = ("on", "max_context", "nics", "lengths", "top", "spec")
-_FORM = "--on h100:8x8, or --compare with several"
+# An option, and others that go beside another one instead.
+_EXCLUDES = (
+    ("compare", "on", ("max_context", "nics", "lengths", "top", "spec")),
+    ("max_context", "context", ("batch", "top", "spec", "lengths")),
+)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected an integer of at least 1")
-    return int(text)
+def _reads(kind: Kind, number: type[int | float] = int) -> Callable[[str], Any]:
+    """Returns the function that reads an option as a number, or a text with a unit, of a kind."""
+
+    def read(text: str) -> Any:
+        value: object = text
+        with suppress(ValueError):
+            value = number(text)
+        try:
+            return kind.read(value)
+        except Mismatch as error:
+            hint = error.hint and f"; {error.hint}"
+            raise argparse.ArgumentTypeError(f"got {text!r}, expected {error}{hint}") from None
+
+    return read
 
 
-def _length(text: str) -> int:
-    try:
-        return int(tokens(1, layouts.LONGEST).read(int(text) if text.isdecimal() else text))
-    except Mismatch as error:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected {error}") from None
+_count = _reads(whole(1, 1 << 24))
+_length = _reads(tokens(1, layouts.LONGEST))
+_dtype = _reads(one_of(DTYPES, sections.DTYPE_ALIASES))
+_price = _reads(Kind(Annotated[float, Field(gt=0, le=1e12)], "a number above 0"), float)
 
 
 def _batch(text: str) -> tuple[int, bool]:
     """Returns the number, and whether it has a unit and so counts tokens."""
     return _length(text), not text.isdecimal()
-
-
-def _price(text: str) -> float:
-    try:
-        price = float(text)
-    except ValueError:
-        price = 0.0
-    if not 0 < price < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected a number above 0")
-    return price
 
 
 def _priced(text: str) -> tuple[str, float | None]:
@@ -77,7 +83,7 @@ def _priced(text: str) -> tuple[str, float | None]:
     Option("--context", metavar="N", type=_length, help="tokens of a sequence: 128k, 1M"),
     Option("--max-context", action="store_true", help="find the longest that fits"),
     Option("--batch", metavar="N", type=_batch, help="tokens of a step, or sequences (4M)"),
-    Option("--dtype", default="bfloat16", help="bf16 (default), fp16, fp32"),
+    Option("--dtype", type=_dtype, default="bfloat16", help="bf16 (default), fp16, fp32"),
     Option("--nics", metavar="N", type=_count, help="network ports of a node"),
     Option("--lengths", metavar="F", help="compare with one pool on documents of this table"),
     Option("--top", metavar="N", type=_count, help="proposals to show (3)"),
@@ -89,27 +95,26 @@ def _priced(text: str) -> tuple[str, float | None]:
 )
 def advise(arguments: argparse.Namespace) -> int:
     """Prints the fastest ways to train a model, or the longest context that fits."""
-    if (arguments.on is None) == (arguments.compare is None):
-        raise UserError(f"--on: expected a fleet, {_FORM}")
+    request, *others = _requests(arguments)
+    pool: list[str] = []
     if arguments.compare:
-        answer, shown = proposals.compared(_requests(arguments))
+        answer, shown = proposals.compared([request, *others])
     elif arguments.max_context:
-        answer, shown = proposals.longest(_request(arguments, arguments.on, arguments.price))
+        answer, shown = proposals.longest(request)
     else:
-        request = _request(arguments, arguments.on, arguments.price)
         ranked = advice.advise(request, arguments.top or _TOP)
         answer, shown = proposals.fastest(request, ranked)
         if arguments.lengths:
             pooled = pooling.pooled(request, ranked[0], lengths.read(arguments.lengths))
             answer["pool"] = pooled._asdict()
-            shown.append(proposals.of_pool(arguments.lengths, ranked[0], pooled))
+            pool = [proposals.of_pool(arguments.lengths, ranked[0], pooled)]
         if arguments.spec:
             write("--spec", arguments.spec, spec(request, ranked[0]))
     if arguments.json:
         write("--json", arguments.json, json.dumps(answer, indent=1) + "\n")
     if arguments.json != "-":
         console = tables.console()
-        for part in shown:
+        for part in (*shown, *(f"Assumed: {line}" for line in answer["assumptions"]), *pool):
             if isinstance(part, str):
                 console.print(part, soft_wrap=True)
             else:
@@ -118,40 +123,17 @@ def advise(arguments: argparse.Namespace) -> int:
 
 
 def _requests(arguments: argparse.Namespace) -> list[TrainingRequest]:
-    """Returns the same training on each of the fleets to compare."""
-    for name in _ONE_FLEET:
-        if getattr(arguments, name):
-            raise UserError(f"--{name.replace('_', '-')}: expected beside --on, not --compare")
-    return [
-        _request(arguments, fleet, price or arguments.price) for fleet, price in arguments.compare
-    ]
-
-
-def _request(arguments: argparse.Namespace, fleet: str, price: float | None) -> TrainingRequest:
-    names = {**{name: name for name in DTYPES}, **sections.DTYPE_ALIASES}
-    if arguments.dtype not in names:
-        raise UserError(unknown("--dtype", arguments.dtype, names))
-    dtype = names[arguments.dtype]
-    model = sizes.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
-    on = calibration.fleet(fleet)
-    if on.shares_cores and ":" not in fleet:
-        raise UserError(f"--on: expected the number of ranks that share cores, as {on.name}:4")
-    on = fitted(on, past_trials(arguments.store))
-    if dtype not in on.hardware.peak:
-        raise UserError(unknown(f"--dtype on {on.name}", dtype, on.hardware.peak))
-    if arguments.nics:
-        if on.per_node % arguments.nics:
-            expected = f"expected a divisor of {on.per_node} ranks per node"
-            raise UserError(f"--nics: got {arguments.nics}, {expected}")
-        outer = on.hardware.outer.model_copy(update={"ranks": on.per_node // arguments.nics})
-        on = replace(on, hardware=on.hardware.model_copy(update={"outer": outer}))
-    if price:
-        on = replace(on, hardware=on.hardware.model_copy(update={"price": price}))
+    """Returns the same training on each of the fleets, one where none are compared."""
+    if (arguments.on is None) == (arguments.compare is None):
+        raise UserError("--on: expected a fleet, --on h100:8x8, or --compare with several")
+    for option, instead, names in _EXCLUDES:
+        for name in names:
+            if getattr(arguments, option) and getattr(arguments, name) not in (None, False):
+                flags = (f"--{some.replace('_', '-')}" for some in (name, instead, option))
+                raise UserError("{}: expected beside {}, not {}".format(*flags))
     if (arguments.context is None) != arguments.max_context:
         raise UserError("--context: expected the tokens of a sequence, or else --max-context")
-    for name in ("batch", "top", "spec", "lengths"):
-        if arguments.max_context and getattr(arguments, name) is not None:
-            raise UserError(f"--{name}: expected beside --context, not --max-context")
+    model = sizes.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
     context = arguments.context or layouts.LONGEST
     batch, has_unit = arguments.batch or (max(1, _BATCH // context) * context, True)
     of_tokens = has_unit or batch >= context
@@ -162,7 +144,30 @@ def _request(arguments: argparse.Namespace, fleet: str, price: float | None) -> 
             "tokens, or a number of sequences"
         )
     fixed = {name: number for name in DEGREES if (number := getattr(arguments, name))}
-    return TrainingRequest(model, on, context, sequences, dtype, fixed)
+    fleets = (
+        _fleet(arguments, text, price or arguments.price)
+        for text, price in arguments.compare or [(arguments.on, None)]
+    )
+    dtype = arguments.dtype
+    return [TrainingRequest(model, on, context, sequences, dtype, fixed) for on in fleets]
+
+
+def _fleet(arguments: argparse.Namespace, text: str, price: float | None) -> Fleet:
+    """Returns a fleet, fitted to the trials of the store, with its ports and price."""
+    on = calibration.fleet(text)
+    if on.shares_cores and ":" not in text:
+        raise UserError(f"--on: expected the number of ranks that share cores, as {on.name}:4")
+    on = fitted(on, past_trials(arguments.store))
+    if arguments.dtype not in on.hardware.peak:
+        raise UserError(unknown(f"--dtype on {on.name}", arguments.dtype, on.hardware.peak))
+    changed: dict[str, Any] = {"price": price} if price else {}
+    if nics := arguments.nics:
+        if on.per_node % nics:
+            expected = f"expected a divisor of {on.per_node} ranks per node"
+            raise UserError(f"--nics: got {nics}, {expected}")
+        ranks = on.per_node // nics
+        changed["outer"] = on.hardware.outer.model_copy(update={"ranks": ranks})
+    return replace(on, hardware=on.hardware.model_copy(update=changed))
 
 
 def spec(request: TrainingRequest, best: Proposal) -> str:

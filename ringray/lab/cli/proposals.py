@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from ringray.base import units
 from ringray.base.errors import UserError
 from ringray.lab.predict import advise as advice
-from ringray.lab.predict import layers, layouts, rank_memory
+from ringray.lab.predict import layouts, rank_memory
 from ringray.lab.predict.advise import Proposal
 from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.predict.pooling import Pooled
 from ringray.lab.predict.rank_memory import RankMemory
 from ringray.lab.report import tables, words
+from ringray.training.recipe import Degrees
 
 DEGREES = ("dp", "cp", "tp", "pp", "ep")
 # What avoids whole logits, and activations that are kept.
@@ -28,13 +29,15 @@ _CHECKPOINTED = (
     "Decoder(kept=...), or torch.utils.checkpoint around what is computed again"
 )
 
-Answer = tuple[dict[str, Any], list[Any]]  # as JSON, and as lines and tables
+# As JSON, and as lines and tables, without the lines of the JSON's assumptions.
+Answer = tuple[dict[str, Any], list[Any]]
 
 
 def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
     """Answers with the proposals, the first one in parts."""
     rows = [_row(request, proposal) for proposal in ranked]
-    alone, ring, first = layouts.alone(request), advice.smallest_ring(request), ranked[0]
+    alone = layouts.least(replace(request, sequences=1), Degrees()).memory.total
+    ring, first = advice.smallest_ring(request), ranked[0]
     assumed = advice.assumptions(request, first)
     answer = _asked(request) | {"context": request.context, "sequences": request.sequences}
     answer |= {"one_rank_bytes": alone, "smallest_ring": _row(request, ring), "proposals": rows}
@@ -46,9 +49,7 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
     shares = {name: value / seconds for name, value in first.time.parts.items()}
     parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
     before = (
-        f"{request.model.name} ({request.model.parameters / 1e9:.3g} billion parameters), "
-        f"{request.sequences} x {request.context:,} tokens a step "
-        f"in {request.dtype} on {request.on}"
+        f"{_training(request)} on {request.on}"
         f"{words.fitted(request.on.hardware)}\n{words.linked(request.on)}\n".replace("\n\n", "\n")
         + f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
         f"{_usable(request)} that can be used\n"
@@ -57,10 +58,11 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
     )
     after = (
         f"\n{_order(ranked)}; a time is good to ±{first.time.spread:.0%} (80%)\n"
-        f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(first.memory)}\n"
-        + "\n".join((*_excluded(request, first), *(f"Assumed: {line}" for line in assumed)))
+        f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(first.memory)}"
     )
-    return answer, [before, _table(request, rows), after.rstrip("\n")]
+    numbered = ({"#": str(number)} | _cells(row) for number, row in enumerate(rows, 1))
+    table = _table(_headings(request), numbered)
+    return answer, [before, table, after, *_excluded(request, first)]
 
 
 def _order(ranked: list[Proposal]) -> str:
@@ -80,7 +82,9 @@ def _excluded(request: TrainingRequest, first: Proposal) -> list[str]:
         ("whole logits", {"loss_rows": None}, _CHUNKED),
         ("all that layers could keep", everything, _CHECKPOINTED),
     ):
-        further = advice.memory(request, first, **changed).total - first.memory.total
+        training, peak = replace(first.training, **changed), first.both.peak_memory_bytes
+        memory = rank_memory.memory(request.model, first.degrees, training, peak)
+        further = memory.total - first.memory.total
         if further > 0:
             lines.append(f"Left out: {what}, {units.memory(further)} more; {avoided}")
     return lines
@@ -98,44 +102,44 @@ def of_pool(file: str, best: Proposal, pooled: Pooled) -> str:
     )
 
 
-def _table(request: TrainingRequest, rows: list[dict[str, Any]]) -> Any:
-    strategy = {"transport": "transport", "partition": "partition", "walk back": "backward"}
-    priced = request.on.hardware.price is not None
-    experts = any(group.mlp and group.mlp.experts for group in request.model.groups)
-    names = DEGREES if experts else DEGREES[:-1]
-    texts = (*strategy, "kept", "limited by")
-    # The paper counts layers of one kind.
-    numbers = ["step", "tokens/s", "MFU", *["paper's"] * (not request.model.mixed)]
-    numbers += ["memory/rank", "room", *_PRICES * priced]
-    heads = ("#", *map(str.upper, names), *strategy, "kept", *numbers, "limited by")
-    table = tables.bare_table(*heads, texts=texts)
-    for number, row in enumerate(rows, 1):
-        cells = {
-            **{name: row[key] for name, key in strategy.items()}, "kept": _kept(row),
-            "step": units.duration(row["step_s"]), "tokens/s": units.digits(row["tokens_per_s"]),
-            "MFU": units.share(row["mfu"]), "paper's": units.share(row["mfu_paper"]),
-            "memory/rank": units.memory(row["memory_bytes"]["total"]), "room": _room(row),
-            **_prices(row), "limited by": row["limit"],
-        }  # fmt: skip
-        degrees = (str(row["degrees"][name]) for name in names)
-        table.add_row(str(number), *degrees, *(cells[head] for head in heads if head in cells))
+_PRICES = ("price/step", "price/1M tokens")
+_TEXTS = ("fleet", "layout", "transport", "partition", "walk back", "kept", "limited by")
+
+
+def _headings(request: TrainingRequest) -> list[str]:
+    """Lists the columns of proposals; the paper counts layers of one kind."""
+    degrees = map(str.upper, DEGREES if request.experts else DEGREES[:-1])
+    paper = [] if request.model.mixed else ["paper's"]
+    prices = [] if request.on.hardware.price is None else _PRICES
+    return [
+        "#", *degrees, "transport", "partition", "walk back", "kept", "step", "tokens/s", "MFU",
+        *paper, "memory/rank", "room", *prices, "limited by",
+    ]  # fmt: skip
+
+
+def _table(headings: Sequence[str], rows: Iterable[dict[str, str]]) -> Any:
+    table = tables.bare_table(*headings, texts=_TEXTS)
+    for cells in rows:
+        table.add_row(*(cells[heading] for heading in headings))
     return table
 
 
-_PRICES = ("price/step", "price/1M tokens")
-
-
-def _prices(row: dict[str, Any]) -> dict[str, str]:
-    per_step, per_million = row["price_per_step"], row["price_per_million_tokens"]
-    return dict(zip(_PRICES, (units.digits(per_step), units.digits(per_million)), strict=True))
-
-
-def _kept(row: dict[str, Any]) -> str:
-    return str(row["kept"]) + ", offloaded" * row["offload"]
-
-
-def _room(row: dict[str, Any]) -> str:
-    return "unknown" if row["room_bytes"] is None else units.memory(row["room_bytes"])
+def _cells(row: dict[str, Any]) -> dict[str, str]:
+    """Writes a proposal, by heading."""
+    room, degrees = row["room_bytes"], {k.upper(): str(n) for k, n in row["degrees"].items()}
+    return degrees | {
+        "layout": str(Degrees(**row["degrees"])), "transport": row["transport"],
+        "partition": row["partition"], "walk back": row["backward"],
+        "kept": str(row["kept"]) + ", offloaded" * row["offload"],
+        "step": units.duration(row["step_s"]), "±": f"{row['spread']:.0%}",
+        "tokens/s": units.digits(row["tokens_per_s"]),
+        "MFU": units.share(row["mfu"]), "paper's": units.share(row["mfu_paper"]),
+        "memory/rank": units.memory(row["memory_bytes"]["total"]),
+        "room": "unknown" if room is None else units.memory(room),
+        "price/step": units.digits(row["price_per_step"]),
+        "price/1M tokens": units.digits(row["price_per_million_tokens"]),
+        "limited by": row["limit"],
+    }  # fmt: skip
 
 
 def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
@@ -162,63 +166,61 @@ def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
 
 def compared(requests: Sequence[TrainingRequest]) -> Answer:
     """Answers with the best layout of each fleet, the fastest and the cheapest of them."""
-    heads = ("fleet", "layout", "transport", "kept", "step", "±", "tokens/s", "room", *_PRICES)
-    table = tables.bare_table(*heads, texts=heads[:4])
     fleets: list[dict[str, Any]] = []
-    reasons: list[str] = []
     assumed: dict[str, None] = {}
     for request in requests:
         fleet: dict[str, Any] = {"on": str(request.on), "price": request.on.hardware.price}
         fleet |= {"proposal": None, "reason": None}
-        fleets.append(fleet)
         try:
             best = advice.advise(request, 1)[0]
+            fleet["proposal"] = _row(request, best)
+            assumed |= dict.fromkeys(advice.assumptions(request, best))
         except UserError as error:
             fleet["reason"] = str(error)
-            reasons.append(f"{request.on} is left out: {error}")
-            continue
-        fleet["proposal"] = row = _row(request, best)
-        assumed |= dict.fromkeys(advice.assumptions(request, best))
-        cells = [row["transport"], _kept(row), units.duration(row["step_s"])]
-        cells += [f"{row['spread']:.0%}", units.digits(row["tokens_per_s"]), _room(row)]
-        table.add_row(fleet["on"], str(best.degrees), *cells, *_prices(row).values())
+        fleets.append(fleet)
     fitting = [fleet for fleet in fleets if fleet["proposal"]]
     named = {}
     for name, key in (("fastest", "step_s"), ("cheapest", "price_per_million_tokens")):
         candidates = [fleet for fleet in fitting if fleet["proposal"][key] is not None]
-        best_fleet = min(candidates, key=lambda fleet: fleet["proposal"][key], default=None)
-        named[name] = best_fleet and best_fleet["on"]
+        first = min(candidates, key=lambda fleet: fleet["proposal"][key], default=None)
+        named[name] = first and first["on"]
     lines = [f"{name.capitalize()}: {on}" for name, on in named.items() if on]
     if fitting and named["cheapest"] is None:
         lines.append("Cheapest: no price is known; give --price P or FLEET=P, of a rank and hour")
+    lines += [f"{some['on']} is left out: {some['reason']}" for some in fleets if some["reason"]]
+    headings = ("fleet", "layout", "transport", "kept", "step", "±", "tokens/s", "room", *_PRICES)
+    rows = ({"fleet": fleet["on"]} | _cells(fleet["proposal"]) for fleet in fitting)
+    table = [_table(headings, rows)] if fitting else []
     request = requests[0]
-    before = (
-        f"{request.model.name} ({request.model.parameters / 1e9:.3g} billion parameters), "
-        f"{request.sequences} x {request.context:,} tokens a step in {request.dtype}\n"
-    )
-    after = "\n".join((*lines, *reasons, *(f"Assumed: {line}" for line in assumed)))
-    asked = {"model": _model(request), "dtype": request.dtype, "context": request.context}
-    answer = {**asked, "sequences": request.sequences, "fleets": fleets, **named}
-    return answer | {"assumptions": [*assumed]}, [before, *[table] * bool(fitting), f"\n{after}"]
+    answer = {"model": _model(request), "dtype": request.dtype, "context": request.context}
+    answer |= {"sequences": request.sequences, "fleets": fleets, **named, "assumptions": [*assumed]}
+    return answer, [f"{_training(request)}\n", *table, "", *lines]
 
 
 def longest(request: TrainingRequest) -> Answer:
     """Answers with the longest context."""
     limit = layouts.max_context(request)
-    most = max(vars(limit.memory), key=vars(limit.memory).__getitem__)
+    degrees, training, memory, _ = limit.held
+    most = max(vars(memory), key=vars(memory).__getitem__)
     limited = f"memory, most of it {most}"
     if limit.longest:
         most, limited = "tokens", f"the length of a sequence, at most {layouts.LONGEST:,} tokens"
-    assumed = layers.assumptions(request.model, limit.degrees)
-    assumed += rank_memory.waiting(request.model, limit.degrees, limit.training, request.on)
+    assumed = request.assumptions(degrees, training)
     text = (
         f"{request.model.name} in {request.dtype} on {request.on} reaches {limit.context:,} tokens "
-        f"with {limit.degrees}\nLimited by {limited}: {_parts(limit.memory)}, "
+        f"with {degrees}\nLimited by {limited}: {_parts(memory)}, "
         f"of the {_usable(request)} that can be used"
     )
-    answer = {"max_context": limit.context, "degrees": asdict(limit.degrees), "limit": most}
-    answer |= {"memory_bytes": limit.memory.as_dict(), "assumptions": assumed}
-    return {**_asked(request), **answer}, [text, *(f"Assumed: {line}" for line in assumed)]
+    answer = {"max_context": limit.context, "degrees": asdict(degrees), "limit": most}
+    answer |= {"memory_bytes": memory.as_dict(), "assumptions": assumed}
+    return {**_asked(request), **answer}, [text]
+
+
+def _training(request: TrainingRequest) -> str:
+    return (
+        f"{request.model.name} ({request.model.parameters / 1e9:.3g} billion parameters), "
+        f"{request.sequences} x {request.context:,} tokens a step in {request.dtype}"
+    )
 
 
 def _asked(request: TrainingRequest) -> dict[str, Any]:

@@ -87,11 +87,6 @@ def _fitting(request: TrainingRequest, degrees: Degrees, config: TrialConfig) ->
     return proposals
 
 
-def _proposal(request: TrainingRequest, degrees: Degrees, config: TrialConfig) -> Proposal | None:
-    """Returns the fastest way that fits into memory, None if none does."""
-    return min(_fitting(request, degrees, config), key=_seconds, default=None)
-
-
 def _exchanges(request: TrainingRequest, degrees: Degrees) -> list[str]:
     """Lists the transports that fit, those with short walks first, as these are predicted fast.
     Their number, if they need one, is the size of a node's part of the ring."""
@@ -113,8 +108,8 @@ def _carried(request: TrainingRequest, degrees: Degrees) -> Proposal | None:
     while there is something to gain."""
     config, best = request.attention(degrees), None
     for name in _exchanges(request, degrees):
-        other = _proposal(request, degrees, config.changed(transport=name))
-        best = min(filter(None, (best, other)), key=_seconds, default=None)
+        fitting = _fitting(request, degrees, config.changed(transport=name))
+        best = min([*filter(None, [best]), *fitting], key=_seconds, default=None)
         if best and best.time.ring + best.time.again < _GAIN * _seconds(best):
             break
     return best
@@ -128,8 +123,8 @@ def _walks(request: TrainingRequest, best: Proposal) -> Proposal:
         for value in values:
             chosen: dict[str, Any] = {name: value}
             with suppress(ValueError):  # this transport has no such walk back
-                other = _proposal(request, best.degrees, best.config.changed(**chosen))
-                best = min(best, other or best, key=_seconds)
+                config = best.config.changed(**chosen)
+                best = min(best, *_fitting(request, best.degrees, config), key=_seconds)
     return best
 
 
@@ -187,7 +182,7 @@ def advise(request: TrainingRequest, top: int = 3) -> list[Proposal]:
             last = max(fastest[top - 1], (1 + EQUAL) * fastest[0])
         if bounds[degrees] > last:
             break
-        if layouts.least(request, degrees, 0)[2] < 0:
+        if layouts.least(request, degrees, 0).room < 0:
             continue
         best = _carried(request, degrees)
         if best and _seconds(best) - best.time.ring < last:
@@ -214,16 +209,9 @@ def _ranked(every: list[Proposal]) -> list[Proposal]:
     return [*ranked.values()]
 
 
-def memory(request: TrainingRequest, proposal: Proposal, **changed: Any) -> RankMemory:
-    """Returns the memory of a proposal whose training has other values of some fields."""
-    training, peak = replace(proposal.training, **changed), proposal.both.peak_memory_bytes
-    return rank_memory.memory(request.model, proposal.degrees, training, peak)
-
-
 def assumptions(request: TrainingRequest, proposal: Proposal) -> list[str]:
     """Returns what a proposal takes for granted, as sentences."""
-    lines = layers.assumptions(request.model, proposal.degrees)
-    lines += rank_memory.waiting(request.model, proposal.degrees, proposal.training, request.on)
+    lines = request.assumptions(proposal.degrees, proposal.training)
     on = transformer.around(request.on, proposal.degrees)
     if short := long_ring.shorter(proposal.config, on):
         lines.append(

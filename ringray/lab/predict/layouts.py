@@ -4,6 +4,7 @@ and the longest context that they hold.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterator, Mapping
@@ -62,6 +63,11 @@ class TrainingRequest:
         """Returns the training that keeps activations in one of ``WAYS``."""
         return Training(self.context, self.sequences, self.dtype, **way)
 
+    def assumptions(self, degrees: Degrees, training: Training) -> list[str]:
+        """Returns what is taken for granted about such a training, as sentences."""
+        lines = layers.assumptions(self.model, degrees)
+        return lines + rank_memory.waiting(self.model, degrees, training, self.on)
+
     def attention(self, degrees: Degrees, **chosen: Any) -> TrialConfig:
         """Returns the attention of one layer and micro-batch on one ring, of the layers with most
         FLOPs."""
@@ -79,10 +85,14 @@ class TrainingRequest:
         kinds = layers.rings(self.model, config, degrees.tp)
         return layers.mean_cost((count, _cost(attention, ring)) for count, attention in kinds)
 
+    @property
+    def experts(self) -> int:
+        """Returns the greatest common divisor of the layers' experts, 0 where none has any."""
+        return math.gcd(*(group.mlp.experts for group in self.model.groups if group.mlp))
+
     def expert_ranks(self, degrees: Degrees) -> list[int]:
         """Lists the numbers of ranks of DP x CP among which experts can be dealt."""
-        experts = math.gcd(*(group.mlp.experts for group in self.model.groups if group.mlp))
-        most = math.gcd(experts, degrees.dp * degrees.cp) if experts else 1
+        most = math.gcd(self.experts, degrees.dp * degrees.cp) if self.experts else 1
         wanted = self.fixed.get("ep")
         return [n for n in range(1, most + 1) if most % n == 0 and wanted in (None, n)]
 
@@ -134,18 +144,19 @@ def _split(group: LayerGroup) -> list[int]:
     return [size for size in sizes if size]
 
 
-def needed(
-    request: TrainingRequest, degrees: Degrees, attention: float | None = None
-) -> RankMemory:
-    """Returns the least memory of a rank: layers keep their input, on the device or away, chunks
+class Least(NamedTuple):
+    """The least that a rank of some degrees holds: the training that leaves most room, its memory,
+    and the ``room`` in bytes, which is below 0 where nothing fits."""
+
+    degrees: Degrees
+    training: Training
+    memory: RankMemory
+    room: float
+
+
+def least(request: TrainingRequest, degrees: Degrees, attention: float | None = None) -> Least:
+    """Returns the least that a rank holds: layers keep their input, on the device or away, chunks
     walk a ring; ``attention``: bytes of the attention of one layer, if they are known."""
-    return least(request, degrees, attention)[1]
-
-
-def least(
-    request: TrainingRequest, degrees: Degrees, attention: float | None = None
-) -> tuple[Training, RankMemory, float]:
-    """Returns the training that leaves most room, its memory and the room."""
     if attention is None:  # depends on the rows of a rank, not on the ranks
         few, rows = min(degrees.cp, _FEW), -(-request.context // degrees.cp)
         config = request.attention(degrees, ring_size=few, seq_len=few * rows)
@@ -153,20 +164,15 @@ def least(
     ways = []
     for training in map(request.training, (WAYS[-1], AWAY)):
         held = rank_memory.memory(request.model, degrees, training, attention)
-        ways.append((training, held, request.room(degrees, training, held)))
-    return max(ways, key=lambda way: way[2])
-
-
-def alone(request: TrainingRequest) -> float:
-    """Returns the bytes that one rank by itself needs for a step of one sequence."""
-    return needed(replace(request, sequences=1), Degrees()).total
+        ways.append(Least(degrees, training, held, request.room(degrees, training, held)))
+    return max(ways, key=lambda way: way.room)
 
 
 def too_large(request: TrainingRequest) -> UserError:
     """Returns the error with the layout that needs least, and what would help."""
-    every = ((degrees, *least(request, degrees)) for degrees in possible(request))
-    best, training, held, room = max(every, key=lambda way: way[3])
-    parts = dict(vars(held))
+    every = (least(request, degrees) for degrees in possible(request))
+    best, training, held, room = max(every, key=lambda way: way.room)
+    parts = vars(held)
     helps = {
         "states": "more ranks, or a smaller model",
         "gathered": "TP",
@@ -187,13 +193,11 @@ def too_large(request: TrainingRequest) -> UserError:
 
 
 class ContextLimit(NamedTuple):
-    """The longest context of some degrees, in tokens, and the memory of a rank. ``longest``: no
+    """The longest context of some degrees, in tokens, and what a rank holds then. ``longest``: no
     sequence can have more."""
 
     context: int
-    degrees: Degrees
-    training: Training
-    memory: RankMemory
+    held: Least
     longest: bool
 
 
@@ -217,11 +221,9 @@ def max_context(request: TrainingRequest) -> ContextLimit:
 def _longest(request: TrainingRequest, degrees: Degrees) -> ContextLimit:
     unit = degrees.cp * _UNIT
 
-    def holding(count: int) -> tuple[Training, RankMemory, float]:
+    def holding(count: int) -> Least:
         return least(replace(request, context=count * unit), degrees)
 
-    low, high = 0, LONGEST // unit + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holding(middle)[2] >= 0 else (low, middle)
-    return ContextLimit(low * unit, degrees, *holding(max(low, 1))[:2], (low + 1) * unit > LONGEST)
+    most = LONGEST // unit
+    fitting = bisect.bisect(range(1, most + 1), False, key=lambda count: holding(count).room < 0)
+    return ContextLimit(fitting * unit, holding(max(fitting, 1)), fitting == most)

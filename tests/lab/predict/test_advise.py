@@ -43,7 +43,7 @@ def test_no_degrees_are_faster_than_the_advised() -> None:
     every = [
         advise.advise(replace(asked, fixed=vars(degrees)), 1)[0]
         for degrees in layouts.possible(asked)
-        if layouts.needed(asked, degrees).total <= asked.usable_bytes
+        if layouts.least(asked, degrees).memory.total <= asked.usable_bytes
     ]
     times = sorted(one.time.total for one in every)
     # Of each of these degrees there may be a slower way with more room.
@@ -127,12 +127,12 @@ def test_a_ring_is_needed_where_nothing_else_fits() -> None:
 def test_the_longest_context_fits_and_no_longer() -> None:
     asked = training_request(1, 1, fleet="h100:4")
     reach = layouts.max_context(asked)
-    assert reach.memory.total <= asked.usable_bytes
+    assert reach.held.memory.total <= asked.usable_bytes
     at = replace(asked, context=reach.context)
-    assert layouts.needed(at, reach.degrees).total <= asked.usable_bytes
+    assert layouts.least(at, reach.held.degrees).memory.total <= asked.usable_bytes
     longer = replace(asked, context=int(reach.context * 1.02))
     for degrees in layouts.possible(longer):
-        assert layouts.needed(longer, degrees).total > asked.usable_bytes
+        assert layouts.least(longer, degrees).memory.total > asked.usable_bytes
     twice = layouts.max_context(training_request(1, 1, fleet="h100:8"))
     assert twice.context > 1.9 * reach.context
 

@@ -107,7 +107,7 @@ def test_heads_for_further_tokens_are_layers_and_logits() -> None:
     degrees, how = Degrees(1, 16), Training(1 << 16, 4, kept="input")
     parts = [step(some, degrees) for some in (plain, ahead, longer)]
     assert parts[1].attention == pytest.approx(parts[2].attention)
-    logits = 3 * 4 * 4096 * plain.logits_flops / (ON.hardware.peak["bfloat16"] * 4)
+    logits = 3 * 4 * 4096 * 2 * plain.hidden * plain.vocab / (ON.hardware.peak["bfloat16"] * 4)
     assert parts[1].products - parts[2].products > logits / 4
     memory = [rank_memory.memory(some, degrees, how, 0) for some in (plain, ahead, longer)]
     assert memory[1] == memory[2]

@@ -88,7 +88,7 @@ def test_advice_sends_inputs_away_where_nothing_else_fits() -> None:
         advise.advise(replace(longer, on=replace(FLEET, hardware=small)), 1)
     unknown = FLEET.hardware.model_copy(update={"host_memory": None})
     longest = layouts.max_context(replace(request, on=replace(FLEET, hardware=unknown)))
-    assert longest.training.offload
+    assert longest.held.training.offload
     assert longest.context > 2_500_000
 
 

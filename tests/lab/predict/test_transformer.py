@@ -124,7 +124,7 @@ def test_messages_within_a_node_take_what_collectives_take() -> None:
     # So few tokens hide no message: a layer's weights are gathered twice and reduced once.
     few = Training(8, 8, kept="all")
     sharded = transformer.step(model, Degrees(dp=8), few, on, free, free)
-    weights = 2 * model.layer_parameters
+    weights = 2 * model.groups[0].parameters(model.hidden)
     gathered = 2 * s("all_gather", 8, weights) + s("reduce_scatter", 8, weights)
     hidden = sharded.products + sharded.attention + sharded.again
     assert sharded.shards == pytest.approx(model.layers * gathered - hidden, rel=0.1)
@@ -142,7 +142,8 @@ def test_a_step_by_hand() -> None:
     assert time.tensor == 0
     rate = on.hardware.peak["bfloat16"] * on.hardware.products
     rows = (1 << 16) / 4
-    matrices = rows * (16 * model.dense_flops + model.logits_flops) / rate
+    logits = 2 * model.hidden * model.vocab
+    matrices = rows * ((model.token_flops - logits) / 2 + logits) / rate  # of half the layers
     assert 2 * 3 * matrices < time.products < 2 * 3 * matrices * 1.25  # and memory-bound parts
     stages = time.total - time.pipeline - time.optimizer
     assert time.pipeline == pytest.approx(stages / 2, rel=0.02)  # and three small transfers
