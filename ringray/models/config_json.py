@@ -41,8 +41,8 @@ def read(path: str | Path) -> Model:
         raise UserError(f"{file}: {reason}; expected a {NAME}, or a folder with one") from None
     if not isinstance(facts, dict):
         raise UserError(f"{file}: expected a JSON object, as Hugging Face writes it")
-    of = file.absolute().parent if file.name == NAME else file
-    return of_facts(str(file), of.stem if of == file else of.name, facts)
+    name = file.absolute().parent.name if file.name == NAME else file.stem
+    return of_facts(str(file), name, facts)
 
 
 def of_facts(where: str, name: str, facts: Mapping[str, Any]) -> Model:
@@ -189,28 +189,21 @@ class _Config:
                 expected = f"expected num_hidden_layers = {layers} of {', '.join(names)}"
                 raise self.wrong("layer_types", expected)
             return [names[name] for name in listed]
-        others, every = self.rules.get("others", "full"), self.rules.get("full_every")
-        full = self.entries("attn_layer_indices")
+        others, full = self.rules.get("others", "full"), self.entries("attn_layer_indices")
+        switched = "use_sliding_window" not in self.default or self.truth("use_sliding_window")
+        if others == "window" and not (switched and self.optional("sliding_window")):
+            return ["full"] * layers
         if (counted := self.entries("linear_full_attn_layers")) is not None:
             full = [layer - 1 for layer in counted if isinstance(layer, int)]  # from 1 on
         elif (flags := self.entries("no_rope_layers", layers)) and others == "chunk":
             full = [layer for layer in range(layers) if not flags[layer]]
-        elif period := self.optional("attn_layer_period"):
-            full = [*range(self.size("attn_layer_offset", 0), layers, period)]
-        elif others == "window" and not self._slides:
-            return ["full"] * layers
-        elif every:
+        elif every := self.rules.get("full_every"):
             each = self.size(every)
-            full = [*range(each - 1, layers, each)]
+            first = self.optional("attn_layer_offset")
+            full = [*range(each - 1 if first is None else first, layers, each)]
         elif full is None:
             full = [*range(self.optional("max_window_layers") or 0)]
         return ["full" if layer in full else others for layer in range(layers)]
-
-    @property
-    def _slides(self) -> bool:
-        """Tells whether layers that are not listed may have a window."""
-        switched = "use_sliding_window" not in self.default or self.truth("use_sliding_window")
-        return switched and bool(self.optional("sliding_window"))
 
     def _sparse(self, layers: int) -> list[bool]:
         """Returns whether each layer has experts."""

@@ -74,10 +74,9 @@ class Attention:
         """Returns FLOPs of so many visible pairs of a query and a key, all heads, forward."""
         return 2 * (self.head_dim + self.value_dim) * self.heads * pairs
 
-    def pairs(self, context: int, *, causal: bool = True) -> int:
+    def pairs(self, context: int) -> int:
         """Returns the visible pairs of one sequence."""
-        window = self.window if causal or self.window is None else (self.window, self.window)
-        return total_visible(Mask(context, causal, window, chunk=self.chunk))
+        return total_visible(Mask(context, True, self.window, chunk=self.chunk))
 
     @property
     def latent_width(self) -> int:
@@ -251,20 +250,16 @@ class Model:
     def unlike(self) -> list[str]:
         """Returns what its layers have that those of a plain decoder have not, by the fields of a
         ``config.json``."""
+        attention = [group.attention for group in self.groups if group.attention]
         present = {
-            "sliding_window": any(part.window is not None for part in self.attention),
-            "attention_chunk_size": any(part.chunk for part in self.attention),
-            "kv_lora_rank": any(part.latent for part in self.attention),
-            "a gate of attention": any(part.gated for part in self.attention),
+            "sliding_window": any(part.window is not None for part in attention),
+            "attention_chunk_size": any(part.chunk for part in attention),
+            "kv_lora_rank": any(part.latent for part in attention),
+            "a gate of attention": any(part.gated for part in attention),
             "num_experts": any(group.mlp and group.mlp.experts for group in self.groups),
             "linear attention or states": any(group.recurrences for group in self.groups),
         }
         return [name for name, there in present.items() if there]
-
-    @property
-    def attention(self) -> list[Attention]:
-        """Returns the attention of each group that has any."""
-        return [group.attention for group in self.groups if group.attention]
 
     @property
     def plain(self) -> dict[str, Any]:
@@ -291,13 +286,10 @@ class Model:
             group.count * group.expert_parameters(self.hidden, idle=True) for group in self.groups
         )
 
-    def forward_flops(self, context: int, *, causal: bool = True) -> int:
+    def forward_flops(self, context: int) -> int:
         """Returns FLOPs of one sequence, forward, by its visible pairs."""
-        attention = sum(
-            group.count * int(of.flops(of.pairs(context, causal=causal)))
-            for group in self.groups
-            if (of := group.attention)
-        )
+        attending = ((group.count, group.attention) for group in self.groups if group.attention)
+        attention = sum(int(count * of.flops(of.pairs(context))) for count, of in attending)
         return context * self.token_flops + attention
 
     @property

@@ -119,12 +119,11 @@ def _walks(request: TrainingRequest, best: Proposal) -> Proposal:
     """Returns the best of all partitions, and then of all walks back, where ranks wait."""
     if best.time.ring < _GAIN * _seconds(best):
         return best
-    for name, values in (("partition", [*partition.PARTITIONS]), ("backward", [*BACKWARDS])):
-        for value in values:
-            chosen: dict[str, Any] = {name: value}
-            with suppress(ValueError):  # this transport has no such walk back
-                config = best.config.changed(**chosen)
-                best = min(best, *_fitting(request, best.degrees, config), key=_seconds)
+    choices: list[dict[str, Any]] = [{"partition": name} for name in partition.PARTITIONS]
+    for chosen in [*choices, *({"backward": name} for name in BACKWARDS)]:
+        with suppress(ValueError):  # this transport has no such walk back
+            config = best.config.changed(**chosen)
+            best = min(best, *_fitting(request, best.degrees, config), key=_seconds)
     return best
 
 
