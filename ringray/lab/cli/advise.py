@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -40,15 +40,12 @@ _EXCLUDES = (
 )
 
 
-def _reads(kind: Kind, number: type[int | float] = int) -> Callable[[str], Any]:
-    """Returns the function that reads an option as a number, or a text with a unit, of a kind."""
+def _reads(kind: Kind) -> Callable[[str], Any]:
+    """Returns the function that reads an option as a value of a kind."""
 
     def read(text: str) -> Any:
-        value: object = text
-        with suppress(ValueError):
-            value = number(text)
         try:
-            return kind.read(value)
+            return kind.read(int(text) if text.isdecimal() else text)
         except Mismatch as error:
             hint = error.hint and f"; {error.hint}"
             raise argparse.ArgumentTypeError(f"got {text!r}, expected {error}{hint}") from None
@@ -59,7 +56,7 @@ def _reads(kind: Kind, number: type[int | float] = int) -> Callable[[str], Any]:
 _count = _reads(whole(1, 1 << 24))
 _length = _reads(tokens(1, layouts.LONGEST))
 _dtype = _reads(one_of(DTYPES, sections.DTYPE_ALIASES))
-_price = _reads(Kind(Annotated[float, Field(gt=0, le=1e12)], "a number above 0"), float)
+_price = _reads(Kind(Annotated[float, Field(gt=0, le=1e12, strict=False)], "a number above 0"))
 
 
 def _batch(text: str) -> tuple[int, bool]:
@@ -104,7 +101,7 @@ def advise(arguments: argparse.Namespace) -> int:
     else:
         ranked = advice.advise(request, arguments.top or _TOP)
         answer, shown = proposals.fastest(request, ranked)
-        if arguments.lengths:
+        if arguments.lengths is not None:
             pooled = pooling.pooled(request, ranked[0], lengths.read(arguments.lengths))
             answer["pool"] = pooled._asdict()
             pool = [proposals.of_pool(arguments.lengths, ranked[0], pooled)]
@@ -144,10 +141,13 @@ def _requests(arguments: argparse.Namespace) -> list[TrainingRequest]:
             "tokens, or a number of sequences"
         )
     fixed = {name: number for name in DEGREES if (number := getattr(arguments, name))}
-    fleets = (
+    fleets = [
         _fleet(arguments, text, price or arguments.price)
         for text, price in arguments.compare or [(arguments.on, None)]
-    )
+    ]
+    for name, times in Counter(map(str, fleets)).items():
+        if times > 1:
+            raise UserError(f"--compare: got {name} {times} times, expected each fleet once")
     dtype = arguments.dtype
     return [TrainingRequest(model, on, context, sequences, dtype, fixed) for on in fleets]
 
@@ -156,7 +156,7 @@ def _fleet(arguments: argparse.Namespace, text: str, price: float | None) -> Fle
     """Returns a fleet, fitted to the trials of the store, with its ports and price."""
     on = calibration.fleet(text)
     if on.shares_cores and ":" not in text:
-        raise UserError(f"--on: expected the number of ranks that share cores, as {on.name}:4")
+        raise UserError(f"got {text!r}, expected the ranks that share cores, too, as {on.name}:4")
     on = fitted(on, past_trials(arguments.store))
     if arguments.dtype not in on.hardware.peak:
         raise UserError(unknown(f"--dtype on {on.name}", arguments.dtype, on.hardware.peak))

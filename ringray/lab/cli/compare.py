@@ -53,8 +53,6 @@ def compare(arguments: argparse.Namespace) -> int:
         raise UserError(unknown("--metric", arguments.metric, directed))
     files = {f"--{name}": getattr(arguments, name) for name in ("json", "html")}
     outputs = {option: name for option, name in files.items() if name is not None}
-    if len({Path(name).resolve() for name in outputs.values()}) < len(outputs):
-        raise UserError(f"--json and --html are both {arguments.json}; name two files")
     a, b = (side(name, arguments.store) for name in (arguments.a, arguments.b))
     result = compared(a, b, arguments.metric, above or MARGIN)
     failure = views.failure(result, above)

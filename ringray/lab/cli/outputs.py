@@ -18,9 +18,14 @@ def check_outputs(options: Sequence[Option], arguments: argparse.Namespace) -> N
     """Checks all outputs of a command before it starts; raises UserError."""
     outputs = [option for option in options if isinstance(option, Output)]
     arguments.outputs = [output.dest for output in outputs]
+    places: dict[Path, str] = {}
     for output in outputs:
         if (name := getattr(arguments, output.dest)) is not None:
-            check_file(output.names[0], name, arguments, folder=output.folder, new=output.new)
+            option, place = output.names[0], Path(name).absolute()
+            check_file(option, name, arguments, folder=output.folder, new=output.new)
+            other = places.setdefault(place, option)
+            if other != option and not is_stream(place):
+                raise UserError(f"{option} {name}: is for {other}, too; name two files")
 
 
 def check_file(
@@ -58,8 +63,12 @@ def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
     for name, value in vars(arguments).items():
         if name not in (*getattr(arguments, "outputs", ()), "sweep", "sweeps"):
             texts = value if isinstance(value, list) else [value]
-            words = [text for text in texts if isinstance(text, str)]
-            paths += [Path(part) for text in words for part in (text, text.rpartition(":")[0])]
+            texts = [text[0] if isinstance(text, tuple) else text for text in texts]
+            for text in texts:
+                if isinstance(
+                    text, str
+                ):  # a file, a part of it or a number of it, a model's folder
+                    paths += map(Path, (text, text.rpartition(":")[0], f"{text}/config.json"))
     for path in paths:
         with suppress(OSError, ValueError):
             if path.is_file():

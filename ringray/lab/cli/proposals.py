@@ -43,8 +43,9 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
     answer |= {"one_rank_bytes": alone, "smallest_ring": _row(request, ring), "proposals": rows}
     answer |= {"assumptions": assumed}
     enough = "enough" if alone <= request.usable_bytes else "not enough"
-    if math.isinf(request.usable_bytes):
-        enough = "perhaps"
+    usable = units.memory(request.usable_bytes)
+    if answer["usable_bytes"] is None:
+        enough, usable = "perhaps", "unknown amount"
     seconds = first.time.total
     shares = {name: value / seconds for name, value in first.time.parts.items()}
     parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
@@ -52,7 +53,7 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
         f"{_training(request)} on {request.on}"
         f"{words.fitted(request.on.hardware)}\n{words.linked(request.on)}\n".replace("\n\n", "\n")
         + f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
-        f"{_usable(request)} that can be used\n"
+        f"{usable} that can be used\n"
         f"Ring: {'needed; the smallest' if ring.degrees.cp > 1 else 'not needed; without one'}: "
         f"{ring.degrees} fits, in {ring.time.total / seconds:.2f} x the time of 1\n"
     )
@@ -143,15 +144,16 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
-    seconds, config, price = proposal.time.total, proposal.config, request.on.hardware.price
+    seconds, price = proposal.time.total, request.on.hardware.price
+    strategy = proposal.config.strategy
     tokens = request.sequences * request.context
     hours = request.on.ranks * seconds / 3600  # of ranks, for a step
     return {
-        "degrees": asdict(proposal.degrees), "transport": config.strategy.transport,
-        "partition": config.strategy.partition, "backward": config.strategy.backward,
-        "kept": proposal.training.kept, "offload": proposal.training.offload,
-        "mlp_rows": proposal.training.mlp_rows, "step_s": seconds,
-        "slower": proposal.slower, "spread": proposal.time.spread, "parts_s": proposal.time.parts,
+        "degrees": asdict(proposal.degrees),
+        **{name: getattr(strategy, name) for name in ("transport", "partition", "backward")},
+        **{name: getattr(proposal.training, name) for name in ("kept", "offload", "mlp_rows")},
+        "step_s": seconds, "slower": proposal.slower,
+        "spread": proposal.time.spread, "parts_s": proposal.time.parts,
         "tokens_per_s": tokens / seconds,
         "mfu": proposal.mfu(request, request.model.forward_flops(request.context)),
         "mfu_paper": proposal.mfu(request, request.model.paper_flops(request.context)),
@@ -209,7 +211,7 @@ def longest(request: TrainingRequest) -> Answer:
     text = (
         f"{request.model.name} in {request.dtype} on {request.on} reaches {limit.context:,} tokens "
         f"with {degrees}\nLimited by {limited}: {_parts(memory)}, "
-        f"of the {_usable(request)} that can be used"
+        f"of the {units.memory(request.usable_bytes)} that can be used"
     )
     answer = {"max_context": limit.context, "degrees": asdict(degrees), "limit": most}
     answer |= {"memory_bytes": memory.as_dict(), "assumptions": assumed}
@@ -238,12 +240,6 @@ def _asked(request: TrainingRequest) -> dict[str, Any]:
 
 def _model(request: TrainingRequest) -> dict[str, Any]:
     return {**asdict(request.model), "parameters": request.model.parameters}
-
-
-def _usable(request: TrainingRequest) -> str:
-    return (
-        "unknown amount" if math.isinf(request.usable_bytes) else units.memory(request.usable_bytes)
-    )
 
 
 def _parts(memory: RankMemory) -> str:

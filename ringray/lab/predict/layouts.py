@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ringray.base import units
@@ -83,7 +82,7 @@ class TrainingRequest:
         """Returns the cost of ``config`` on one of the rings, in the mean of the layers."""
         ring = transformer.around(self.on, degrees)
         kinds = layers.rings(self.model, config, degrees.tp)
-        return layers.mean_cost((count, _cost(attention, ring)) for count, attention in kinds)
+        return layers.mean_cost((count, long_ring.predict(some, ring)) for count, some in kinds)
 
     @property
     def experts(self) -> int:
@@ -97,14 +96,11 @@ class TrainingRequest:
         return [n for n in range(1, most + 1) if most % n == 0 and wanted in (None, n)]
 
 
-@lru_cache(maxsize=4096)
-def _cost(config: TrialConfig, ring: Fleet) -> Cost:
-    return long_ring.predict(config, ring)
-
-
 def possible(request: TrainingRequest) -> list[Degrees]:
     """Lists the degrees that multiply out; raises UserError, with the rules, if none does."""
     model, on = request.model, request.on
+    if (ep := request.fixed.get("ep", 1)) > 1 and not request.experts:
+        raise UserError(f"--ep {ep}: cannot be, as {model.name} has no experts")
     split = {size for group in model.groups for size in _split(group)}
     divides = {"tp": on.per_node, "pp": model.layers, "dp": request.sequences, "cp": on.ranks}
     rules = (

@@ -8,6 +8,8 @@ The agreement before a pass grows with the logarithm, which is added.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ringray.lab.predict import cost_model, ring_time
 from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.hardware import Fleet
@@ -28,6 +30,7 @@ def shorter(config: TrialConfig, on: Fleet) -> int | None:
     return ranks if config.ring.size > 2 * ranks else None
 
 
+@lru_cache(maxsize=4096)
 def predict(config: TrialConfig, on: Fleet) -> Cost:
     """Returns ``cost_model.predict``, of a long ring by two shorter ones.
 

@@ -263,8 +263,14 @@ def test_max_context(capsys: pytest.CaptureFixture[str]) -> None:
         (["8b", "--context", "1M", "--top", "2", "--compare", "h100:8"], "--top: expected beside"),
         (["8b", "--context", "1M", "--compare", "h100:8=x"], "expected a number above 0"),
         (["8b", "--context", "1M", "--compare", "h100:8=inf"], "expected a number above 0"),
+        (["8b", "--context", "1k", "--compare", "h100:8=2", "h100:1x8=3"], "got h100:8 2 times"),
+        (["8b", "--context", "1k", "--compare", "cpu", "h100:8"], "got 'cpu', expected the ranks"),
+        (["8b", "--context", "1_000", "--on", "h100:8"], "--context: got '1_000', expected an"),
+        (["8b", "--context", "8k", "--on", "h100:8", "--layers", "1" * 30], "--layers: got '111"),
+        (["8b", "--context", "8k", "--on", "h100:8", "--lengths", ""], "expected a CSV file"),
         (["8b", "--context", "8k", "--on", "h100:8", "--price", "-1"], "expected a number above 0"),
-        (["8b", "--context", "8k", "--on", "h100:8", "--ep", "2"], "--ep 2: cannot be"),
+        (["8b", "--context", "8k", "--on", "h100:8", "--ep", "2"], "llama3-8b has no experts"),
+        (["8b", "--max-context", "--on", "h100:8", "--ep", "2"], "--ep 2: cannot be, as llama3-8b"),
         (["qwen3-30b-a3b", "--context", "8k", "--on", "h100:8", "--ep", "3"], "EP experts and DP"),
         (["8b", "--on", "h100:8"], "--context: expected the tokens"),
         (["8b", "--context", "1M", "--on", "h100:8", "--dtype", "fp8"], "--dtype: got 'fp8'"),
@@ -282,6 +288,25 @@ def test_wrong_questions_exit_2(
     out, err = capsys.readouterr()
     assert says in err
     assert out == ""
+
+
+def test_no_output_is_an_input_or_another_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    (tmp_path / "mine.yaml").write_text("{}")
+    for line, says in (
+        (["mine", "--on", "h100:8", "--json", "mine/config.json"], "is an input"),
+        (["8b", "--compare", "mine.yaml:8=2", "--json", "mine.yaml"], "is an input"),
+        (["8b", "--on", "h100:8", "--json", "x", "--spec", "./x"], "--spec ./x: is for --json"),
+        (["8b", "--on", "h100:8", "--json", "-", "--spec", "-"], "--spec -: is for --json"),
+    ):
+        assert cli.main(["advise", *line, "--context", "8k"]) == 2
+        out, err = capsys.readouterr()
+        assert says in err
+        assert out == ""
 
 
 def test_a_price_is_of_a_rank_and_hour(capsys: pytest.CaptureFixture[str]) -> None:
