@@ -25,13 +25,12 @@ _DELTA = 8  # FLOPs of an element of the state and a token: read, corrected, wri
 _SCAN = 7  # as Megatron-LM counts both (github.com/NVIDIA/Megatron-LM, training.py)
 
 
-def read(path: str | Path) -> Model:
+def read(file: Path) -> Model:
     """Returns the model of a ``config.json``, or of a folder with one.
 
     Raises:
         UserError: no such file, no JSON object, an unknown family, fields that lack or contradict.
     """
-    file = Path(path).expanduser()
     file = file / NAME if file.is_dir() else file
     try:
         with private_files.regular(file) as opened:

@@ -5,12 +5,13 @@ The tables are data (``sizes.yaml``, ``configs.yaml``). Imports numpy only, no t
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from ringray.base.errors import UserError, unknown
 from ringray.models import config_json
@@ -31,9 +32,7 @@ PATH = r"[/~]|\.json$"  # what the paths of models have and their names have not
 @cache
 def table() -> dict[str, dict[str, Any]]:
     """Returns what is known of each model by name: sizes, or the fields of its ``config.json``."""
-    return cast(
-        "dict[str, dict[str, Any]]", {**config_json.load(TABLE), **config_json.load(CONFIGS)}
-    )
+    return {**config_json.load(TABLE), **config_json.load(CONFIGS)}
 
 
 def named(name: str | None, changed: Mapping[str, int | None]) -> Model:
@@ -76,10 +75,9 @@ def _known(name: str) -> Model:
     short = {key.partition("-")[2]: key for key, entry in models.items() if "from" not in entry}
     on_hub = {entry["from"].casefold(): key for key, entry in models.items() if "from" in entry}
     key = {**short, **on_hub}.get(folded, folded)
-    if key not in models and (re.search(PATH, name) or Path(name).is_dir()):
-        return config_json.read(name)
-    if re.search(PATH, name) and Path(name).expanduser().exists():
-        return config_json.read(name)
+    is_path, path = re.search(PATH, name), Path(os.path.expanduser(name))  # noqa: PTH111  no error
+    if (is_path and path.exists()) or (key not in models and (is_path or path.is_dir())):
+        return config_json.read(path)
     if key not in models:
         raise UserError(unknown("MODEL", name, (*models, *short)))
     entry = models[key]

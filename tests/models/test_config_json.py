@@ -325,7 +325,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=rf"{path}: .*expected a"):
             named(str(tmp_path / path), {})
     os.mkfifo(tmp_path / "pipe.json")  # nobody writes into it
-    for path in (tmp_path, tmp_path / "none.json", tmp_path / "pipe.json"):
+    for path in (tmp_path, tmp_path / "none.json", tmp_path / "pipe.json", "~nobody-here/x"):
         with pytest.raises(UserError, match=r"expected a config\.json, or a folder with one"):
             named(str(path), {})
 

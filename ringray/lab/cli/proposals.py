@@ -14,7 +14,6 @@ from ringray.lab.predict import layouts, rank_memory
 from ringray.lab.predict.advise import Proposal
 from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.predict.pooling import Pooled
-from ringray.lab.predict.rank_memory import RankMemory
 from ringray.lab.report import tables, words
 from ringray.training.recipe import Degrees
 
@@ -59,7 +58,8 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
     )
     after = (
         f"\n{_order(ranked)}; a time is good to ±{first.time.spread:.0%} (80%)\n"
-        f"Time of 1: {', '.join(parts)}\nMemory of 1: {_parts(first.memory)}"
+        f"Time of 1: {', '.join(parts)}\nMemory of 1: {first.memory}, "
+        f"total {units.memory(first.memory.total)}"
     )
     numbered = ({"#": str(number)} | _cells(row) for number, row in enumerate(rows, 1))
     table = _table(_headings(request), numbered)
@@ -201,19 +201,19 @@ def compared(requests: Sequence[TrainingRequest]) -> Answer:
 
 def longest(request: TrainingRequest) -> Answer:
     """Answers with the longest context."""
-    limit = layouts.max_context(request)
-    degrees, training, memory, _ = limit.held
-    most = max(vars(memory), key=vars(memory).__getitem__)
+    degrees, training, memory, _ = layouts.max_context(request)
+    context, most = training.context, memory.largest
     limited = f"memory, most of it {most}"
-    if limit.longest:
+    if context + degrees.cp * layouts.UNIT > layouts.LONGEST:
         most, limited = "tokens", f"the length of a sequence, at most {layouts.LONGEST:,} tokens"
     assumed = request.assumptions(degrees, training)
     text = (
-        f"{request.model.name} in {request.dtype} on {request.on} reaches {limit.context:,} tokens "
-        f"with {degrees}\nLimited by {limited}: {_parts(memory)}, "
+        f"{request.model.name} in {request.dtype} on {request.on} reaches {context:,} tokens "
+        f"with {degrees}\nLimited by {limited}: {memory}, "
+        f"total {units.memory(memory.total)}, "
         f"of the {units.memory(request.usable_bytes)} that can be used"
     )
-    answer = {"max_context": limit.context, "degrees": asdict(degrees), "limit": most}
+    answer = {"max_context": context, "degrees": asdict(degrees), "limit": most}
     answer |= {"memory_bytes": memory.as_dict(), "assumptions": assumed}
     return {**_asked(request), **answer}, [text]
 
@@ -240,7 +240,3 @@ def _asked(request: TrainingRequest) -> dict[str, Any]:
 
 def _model(request: TrainingRequest) -> dict[str, Any]:
     return {**asdict(request.model), "parameters": request.model.parameters}
-
-
-def _parts(memory: RankMemory) -> str:
-    return ", ".join(f"{name} {units.memory(held)}" for name, held in memory.as_dict().items())

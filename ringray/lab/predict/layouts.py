@@ -26,7 +26,7 @@ LARGEST = 4096  # ranks of a ring, as in specs
 USABLE = 0.92  # of a device's memory; the rest is its context, libraries' buffers and gaps
 LONGEST = (1 << 31) - 1  # tokens of a sequence
 _FEW = 8  # ranks of a ring that holds as much per rank as a larger one
-_UNIT = 64  # rows of a rank: lengths that --max-context tries
+UNIT = 64  # rows of a rank: lengths that --max-context tries
 # What layers keep, and rows of the MLP at once: the fastest first.
 WAYS: list[dict[str, Any]] = [{"kept": some} for some in rank_memory.KEPT]
 WAYS.insert(0, {"kept": "all", "mlp_rows": None})
@@ -168,19 +168,17 @@ def too_large(request: TrainingRequest) -> UserError:
     """Returns the error with the layout that needs least, and what would help."""
     every = (least(request, degrees) for degrees in possible(request))
     best, training, held, room = max(every, key=lambda way: way.room)
-    parts = vars(held)
     helps = {
         "states": "more ranks, or a smaller model",
         "gathered": "TP",
         "kept": "more ranks for CP, or a shorter context, which --max-context finds",
         "working": "more ranks for CP, TP, or a shorter context, which --max-context finds",
-    }[max(parts, key=parts.__getitem__)]
+    }[held.largest]
     return UserError(
         f"--context: {request.context:,} tokens of {request.model.name} "
         f"fit into no layout of {request.on}: "
         f"the smallest, {best}, takes {units.memory(held.total)} per rank, "
-        f"{units.memory(-room)} more than can be used ("
-        + ", ".join(f"{name} {units.memory(value)}" for name, value in parts.items())
+        f"{units.memory(-room)} more than can be used ({held}"
         + "".join(
             f"; {line}" for line in rank_memory.waiting(request.model, best, training, request.on)
         )
@@ -188,17 +186,9 @@ def too_large(request: TrainingRequest) -> UserError:
     )
 
 
-class ContextLimit(NamedTuple):
-    """The longest context of some degrees, in tokens, and what a rank holds then. ``longest``: no
-    sequence can have more."""
-
-    context: int
-    held: Least
-    longest: bool
-
-
-def max_context(request: TrainingRequest) -> ContextLimit:
-    """Returns the longest context of which one sequence per replica fits, by bisection.
+def max_context(request: TrainingRequest) -> Least:
+    """Returns what a rank holds with the longest context of which one sequence per replica fits, by
+    bisection in steps of ``UNIT`` rows of a rank.
 
     Raises:
         UserError: not even the shortest fits, or the memory of a rank is not known.
@@ -206,20 +196,19 @@ def max_context(request: TrainingRequest) -> ContextLimit:
     if math.isinf(request.usable_bytes):
         raise UserError(f"--max-context: the entry of {request.on.name} has no `memory`, in bytes")
     sequences = request.fixed.get("dp", 1)
-    request = replace(request, sequences=sequences, context=request.on.ranks * _UNIT)
-    limits = (_longest(request, degrees) for degrees in possible(request))
-    best = max(limits, key=lambda limit: limit.context)
-    if not best.context:
+    request = replace(request, sequences=sequences, context=request.on.ranks * UNIT)
+    longest = (_longest(request, degrees) for degrees in possible(request))
+    best = max(longest, key=lambda held: (held.room >= 0, held.training.context))
+    if best.room < 0:
         raise too_large(request)
     return best
 
 
-def _longest(request: TrainingRequest, degrees: Degrees) -> ContextLimit:
-    unit = degrees.cp * _UNIT
+def _longest(request: TrainingRequest, degrees: Degrees) -> Least:
+    unit = degrees.cp * UNIT
 
     def holding(count: int) -> Least:
         return least(replace(request, context=count * unit), degrees)
 
-    most = LONGEST // unit
-    fitting = bisect.bisect(range(1, most + 1), False, key=lambda count: holding(count).room < 0)
-    return ContextLimit(fitting * unit, holding(max(fitting, 1)), fitting == most)
+    counts = range(1, LONGEST // unit + 1)
+    return holding(max(1, bisect.bisect(counts, False, key=lambda count: holding(count).room < 0)))

@@ -79,6 +79,14 @@ class RankMemory:
         """Returns the bytes of all together."""
         return self.states + self.gathered + self.kept + self.working
 
+    @property
+    def largest(self) -> str:
+        """Returns the name of the largest part."""
+        return max(vars(self), key=vars(self).__getitem__)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {units.memory(held)}" for name, held in vars(self).items())
+
     def as_dict(self) -> dict[str, float]:
         """Returns the bytes by name, the total last."""
         return {**vars(self), "total": self.total}

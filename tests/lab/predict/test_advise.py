@@ -127,14 +127,14 @@ def test_a_ring_is_needed_where_nothing_else_fits() -> None:
 def test_the_longest_context_fits_and_no_longer() -> None:
     asked = training_request(1, 1, fleet="h100:4")
     reach = layouts.max_context(asked)
-    assert reach.held.memory.total <= asked.usable_bytes
-    at = replace(asked, context=reach.context)
-    assert layouts.least(at, reach.held.degrees).memory.total <= asked.usable_bytes
-    longer = replace(asked, context=int(reach.context * 1.02))
+    assert reach.memory.total <= asked.usable_bytes
+    at = replace(asked, context=reach.training.context)
+    assert layouts.least(at, reach.degrees).memory.total <= asked.usable_bytes
+    longer = replace(asked, context=int(reach.training.context * 1.02))
     for degrees in layouts.possible(longer):
         assert layouts.least(longer, degrees).memory.total > asked.usable_bytes
     twice = layouts.max_context(training_request(1, 1, fleet="h100:8"))
-    assert twice.context > 1.9 * reach.context
+    assert twice.training.context > 1.9 * reach.training.context
 
 
 def test_memory_that_no_layout_has() -> None:

@@ -88,8 +88,8 @@ def test_advice_sends_inputs_away_where_nothing_else_fits() -> None:
         advise.advise(replace(longer, on=replace(FLEET, hardware=small)), 1)
     unknown = FLEET.hardware.model_copy(update={"host_memory": None})
     longest = layouts.max_context(replace(request, on=replace(FLEET, hardware=unknown)))
-    assert longest.held.training.offload
-    assert longest.context > 2_500_000
+    assert longest.training.offload
+    assert longest.training.context > 2_500_000
 
 
 def test_a_spec_is_planned_with_it() -> None:
