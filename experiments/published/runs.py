@@ -133,7 +133,7 @@ def _products(model: Model, group: LayerGroup, rows: int, on: Hardware) -> float
     if not (group.mlp and group.mlp.experts):
         return dense
     of_each = rows * group.mlp.active // group.mlp.experts
-    expert = sum(_product(each, of_each, on) for each in group.expert_products(model.hidden))
+    expert = sum(_product(each, of_each, on) for each in group.mlp.expert_products(model.hidden))
     return dense + group.mlp.experts * expert
 
 

@@ -185,21 +185,18 @@ class LayerGroup:
         parts = (self.mixer, self.beside, self.mlp)
         return [product for part in parts if part for product in part.products(hidden)]
 
-    def expert_products(self, hidden: int) -> list[Product]:
-        """Returns the matrices of one routed expert, none without experts."""
-        return self.mlp.expert_products(hidden) if self.mlp else []
-
     def active_matrices(self, hidden: int) -> int:
         """Returns elements of the matrices that a token is multiplied with, in one layer."""
-        active = self.mlp.active if self.mlp else 0
-        of_expert = sum(product.elements for product in self.expert_products(hidden))
-        return sum(product.elements for product in self.products(hidden)) + active * of_expert
+        experts = self.expert_parameters(hidden) - self.expert_parameters(hidden, idle=True)
+        return sum(product.elements for product in self.products(hidden)) + experts
 
     def expert_parameters(self, hidden: int, *, idle: bool = False) -> int:
         """Returns parameters of all routed experts of one layer, or of those that a token does not
         take."""
-        experts = self.mlp.experts - idle * self.mlp.active if self.mlp else 0
-        return experts * sum(product.elements for product in self.expert_products(hidden))
+        if self.mlp is None:
+            return 0
+        experts = self.mlp.experts - idle * self.mlp.active
+        return experts * sum(product.elements for product in self.mlp.expert_products(hidden))
 
     def parameters(self, hidden: int) -> int:
         """Returns the parameters of one layer, its norms included."""

@@ -194,8 +194,9 @@ def compared(requests: Sequence[TrainingRequest]) -> Answer:
     rows = ({"fleet": fleet["on"]} | _cells(fleet["proposal"]) for fleet in fitting)
     table = [_table(headings, rows)] if fitting else []
     request = requests[0]
-    answer = {"model": _model(request), "dtype": request.dtype, "context": request.context}
-    answer |= {"sequences": request.sequences, "fleets": fleets, **named, "assumptions": [*assumed]}
+    answer = {name: of for name, of in _asked(request).items() if name in ("model", "dtype")}
+    answer |= {"context": request.context, "sequences": request.sequences}
+    answer |= {"fleets": fleets, **named, "assumptions": [*assumed]}
     return answer, [f"{_training(request)}\n", *table, "", *lines]
 
 
@@ -226,17 +227,13 @@ def _training(request: TrainingRequest) -> str:
 
 
 def _asked(request: TrainingRequest) -> dict[str, Any]:
-    usable = None if math.isinf(request.usable_bytes) else request.usable_bytes
+    model, usable = request.model, request.usable_bytes
     return {
-        "model": _model(request),
+        "model": {**asdict(model), "parameters": model.parameters},
         "on": str(request.on),
         "fitted_trials": request.on.hardware.fitted,
         "links": request.on.linked or None,
         "price": request.on.hardware.price,
         "dtype": request.dtype,
-        "usable_bytes": usable,
+        "usable_bytes": None if math.isinf(usable) else usable,
     }
-
-
-def _model(request: TrainingRequest) -> dict[str, Any]:
-    return {**asdict(request.model), "parameters": request.model.parameters}

@@ -214,7 +214,7 @@ def _dense_s(
         mlp, ep = group.mlp, degrees.ep
         # Each expert of a rank has its share of the rows of all ranks among which they are dealt.
         here, share = mlp.experts // ep, -(-rows * ep * mlp.active // mlp.experts)
-        called += [(here, share, product) for product in group.expert_products(model.hidden)]
+        called += [(here, share, product) for product in mlp.expert_products(model.hidden)]
     states = sum(state.flops for state in group.recurrences) / _rate(on, how.dtype, how.threads)
     beside = layers.touched(group, model.hidden) * how.itemsize / on.hardware.memory_bandwidth
     return _multiplied_s(called, degrees, how, on) + rows / degrees.tp * (states + beside)
