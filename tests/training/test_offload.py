@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -156,6 +157,61 @@ def test_copies_and_threads_of_a_model_train_the_same() -> None:
     assert away.bytes == 0
 
 
+def test_a_fork_trains_on_beside_its_parent() -> None:
+    """Inputs of the parent are away meanwhile: neither waits, or writes where the other does."""
+    model, wanted = checks.Stream(3), checks.Stream(3)
+    ringray.offload(model)
+    x = torch.randn(2, 10, 3)
+    model(x).sum().backward()
+    model.zero_grad()
+    first = model.layers[0](x)  # the child goes on with this forward pass, too
+    child = multiprocessing.get_context("fork").Process(
+        target=lambda: [layer(first + 1) for layer in model.layers[1:]][-1].sum().backward()
+    )
+    child.start()
+    child.join(60)
+    hangs = child.is_alive()
+    child.kill()
+    child.join()
+    assert not hangs
+    assert child.exitcode == 0
+    model.layers[2](model.layers[1](first)).sum().backward()
+    wanted(x).sum().backward()
+    assert equal(gradients(model), gradients(wanted))
+
+
+def test_a_model_that_is_saved_and_loaded_sends_its_inputs_away(tmp_path: Path) -> None:
+    model, wanted = decoder(), decoder()
+    ringray.offload(model, folder=tmp_path)
+    loss(model)
+    torch.save(model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    (away,) = {hook.__self__ for hook in loaded.layers["0"]._forward_hooks.values()}
+    value = loss(loaded)
+    assert away.bytes == TINY.layers * STREAM
+    value.backward()
+    loss(wanted).backward()
+    assert equal(gradients(loaded), gradients(wanted))
+    with pytest.raises(ValueError, match="leave the device already"):
+        ringray.offload(loaded)
+
+
+def test_inputs_in_any_number_need_few_descriptors_and_give_their_room_back() -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    layers, x, before = 2000, torch.randn(2, 3), descriptors()
+    model, wanted = checks.Stream(layers), checks.Stream(layers)
+    away = ringray.offload(model)
+    out = model(x).sum()
+    assert away.bytes == layers * x.nbytes
+    assert descriptors() - before <= 50
+    out.backward()
+    wanted(x).sum().backward()
+    assert equal(gradients(model), gradients(wanted))
+    assert descriptors() == before
+
+
 class Skipped(checks.Scaled):
     """A layer that returns its input."""
 
@@ -306,9 +362,9 @@ def test_the_input_before_comes_back_ahead_of_use(monkeypatch: pytest.MonkeyPatc
     reads: list[int] = []
     read = offload.Files.read
 
-    def reading(self: Any, place: Any, into: Tensor) -> Any:
+    def reading(self: Any, place: Any) -> Any:
         reads.append(calls[0])
-        return read(self, place, into)
+        return read(self, place)
 
     model, calls = checks.Stream(4), [0]
     monkeypatch.setattr(offload.Files, "read", reading)
