@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.comm.ring import connect
 
 Wait = Callable[[], object]  # returns when a copy is done, or raises OSError
+Read = Callable[[], tuple[Tensor, Wait]]  # begins to copy a tensor back to its device
 
 # Inputs in one file: few give their room back soon, many need few descriptors.
 _INPUTS = 64
@@ -43,13 +45,13 @@ class PinnedMemory:
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
 
-    def write(self, x: Tensor) -> tuple[Tensor, Wait]:
+    def write(self, x: Tensor) -> tuple[Read, Wait]:
         """Copies ``x`` to a new place; raises OSError where there is no room."""
         try:
             place = torch.empty_like(x, device="cpu", pin_memory=True)
         except RuntimeError as error:
             raise OSError(f"{x.nbytes:,} bytes of pinned memory: {error}") from None
-        return place, self._copy(x, place)
+        return partial(self.read, place), self._copy(x, place)
 
     def read(self, place: Tensor) -> tuple[Tensor, Wait]:
         """Copies from a place."""
@@ -98,7 +100,7 @@ class Files(threading.local):
         self._folder = folder
         self._latest: Callable[[], _File | None] = _nothing
 
-    def write(self, x: Tensor) -> tuple[Any, Wait]:
+    def write(self, x: Tensor) -> tuple[Read, Wait]:
         """Copies ``x`` behind the input before; raises OSError where there is no room."""
         file = self._latest()
         # A fork has the same files, in which it would write where its parent does.
@@ -108,11 +110,10 @@ class Files(threading.local):
         start = file.end
         file.move(os.pwritev, start, x)
         file.inputs, file.end = file.inputs + 1, start + x.nbytes
-        return (file, start, torch.empty_like(x, device="meta")), _nothing
+        return partial(self.read, file, start, torch.empty_like(x, device="meta")), _nothing
 
-    def read(self, place: Any) -> tuple[Tensor, Wait]:
+    def read(self, file: _File, start: int, like: Tensor) -> tuple[Tensor, Wait]:
         """Lets the kernel read from a file, which is copied when it is waited for."""
-        file, start, like = place
         x = torch.empty_like(like, device="cpu")
         os.posix_fadvise(file.fileno(), start, x.nbytes, os.POSIX_FADV_WILLNEED)
         return x, lambda: file.move(os.preadv, start, x)
@@ -123,14 +124,13 @@ def _nothing() -> None: ...
 
 @dataclass(eq=False)
 class Away:
-    """A layer's input. ``x``: the tensor on its device, None when it is away; ``copied``: waits;
-    ``place``: in ``store``; ``before``: the input that comes back next."""
+    """A layer's input. ``x``: the tensor on its device, None when it is away; ``before``: the input
+    that comes back next."""
 
     x: Tensor | None
     bytes: int
-    place: Any
+    read: Read
     copied: Wait
-    store: PinnedMemory | Files
     before: Callable[[], Away | None]
 
     def release(self) -> None:
@@ -141,7 +141,7 @@ class Away:
     def ahead(self) -> Tensor:
         """Begins to bring it back."""
         if self.x is None:
-            self.x, self.copied = self.store.read(self.place)
+            self.x, self.copied = self.read()
         return self.x
 
     def back(self) -> Tensor:
@@ -196,13 +196,11 @@ class Offload:
         if x.device not in self.stores:
             cuda = x.device.type == "cuda"
             self.stores[x.device] = PinnedMemory(x.device) if cuda else Files(self._folder)
-        store = self.stores[x.device]
         try:
-            place, copied = store.write(x)
+            away = Away(x, x.nbytes, *self.stores[x.device].write(x), self._thread.latest)
         except OSError as error:
             self._error = error
             return x
-        away = Away(x, x.nbytes, place, copied, store, self._thread.latest)
         self._thread.latest = weakref.ref(away)
         self._away.add(away)
         return away
@@ -331,7 +329,7 @@ def offload(
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """Returns the layers of a model: of its longest list of modules of one class."""
     containers = (x for x in model.modules() if isinstance(x, nn.ModuleList | nn.ModuleDict))
-    lists = [list(container.children()) for container in containers]
+    lists = ([*container.children()] for container in containers)
     alike = [some for some in lists if len({*map(type, some)}) == 1]
     # Containers have no forward.
     called = [some for some in alike if type(some[0]).forward is not nn.Module.forward]

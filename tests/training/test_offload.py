@@ -362,9 +362,9 @@ def test_the_input_before_comes_back_ahead_of_use(monkeypatch: pytest.MonkeyPatc
     reads: list[int] = []
     read = offload.Files.read
 
-    def reading(self: Any, place: Any) -> Any:
+    def reading(self: Any, *place: Any) -> Any:
         reads.append(calls[0])
-        return read(self, place)
+        return read(self, *place)
 
     model, calls = checks.Stream(4), [0]
     monkeypatch.setattr(offload.Files, "read", reading)
