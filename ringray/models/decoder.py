@@ -164,9 +164,8 @@ class Decoder(nn.Module):
             if weight.dim() == 1:
                 nn.init.ones_(weight)
                 continue
-            last = name.endswith(("o_proj.weight", "down_proj.weight"))
             deviation = math.sqrt(0.4 / self.size.hidden)
-            if last:
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
                 deviation /= math.sqrt(2 * self.size.layers)
             draw = torch.Generator(weight.device).manual_seed(crc32(name.encode(), seed))
             nn.init.normal_(weight, std=deviation, generator=draw)

@@ -120,12 +120,12 @@ def context_parallel(
         if in_place and buffer_dims:
             raise ValueError("buffer_dims: got buffer_seq_dims too, expected one of both")
         dims = buffer_dims if buffer_seq_dims is None else buffer_seq_dims
+        options |= {"cu_seqlens": cu_seqlens, "window": window}
         if partition == partitions.BALANCED:
-            partition = _dealt(buffers, dims, seq_len, cu_seqlens, window, options, comm.world_size)
+            partition = _dealt(buffers, dims, seq_len, options, comm.world_size)
         length, shards = _shards(buffers, dims, pad_values, seq_len, partition, group)
     options |= {"group": group, "partition": partition, "transport": transport, "backend": backend}
-    options |= {"blocks": blocks, "seq_len": length, "cu_seqlens": cu_seqlens, "window": window}
-    router = _Router(**options)
+    router = _Router(**options, blocks=blocks, seq_len=length)
     held = buffers if in_place else ()
     # A compiler traces what Python code calls, all of which the router sees.
     guard = nullcontext() if torch.compiler.is_compiling() else kernels_refuse()
@@ -143,8 +143,6 @@ def _dealt(
     buffers: Sequence[Tensor],
     dims: Sequence[int],
     seq_len: int | None,
-    cu_seqlens: Any,
-    window: Any,
     options: dict[str, Any],
     ranks: int,
 ) -> Partitioning:
@@ -155,15 +153,9 @@ def _dealt(
             f"partition: got {partitions.BALANCED!r} without buffers and seq_len, expected one of "
             "them, or ringray.deal(...)"
         )
-    names = "chunk", "prefix", "shared_prefix", "global_tokens"
+    names = "cu_seqlens", "window", "chunk", "prefix", "shared_prefix", "global_tokens"
     limits = {name: options[name] for name in names if name in options}
-    return deal(
-        lengths[0] if seq_len is None else seq_len,
-        ranks,
-        cu_seqlens=cu_seqlens,
-        window=window,
-        **limits,
-    )
+    return deal(lengths[0] if seq_len is None else seq_len, ranks, **limits)
 
 
 def _shards(
@@ -245,10 +237,9 @@ class _Router(TorchFunctionMode):
         if getattr(func, "__name__", None) in _OPAQUE or other_attention(func):
             with self._refusing():
                 raise ValueError(
-                    f"context_parallel: got a call of "
-                    f"{getattr(func, '__name__', func)}, which cannot be routed, "
-                    "expected scaled_dot_product_attention (ringray.ContextParallelAttention is a "
-                    "module that can replace it)"
+                    f"context_parallel: got a call of {getattr(func, '__name__', func)}, which "
+                    "cannot be routed, expected scaled_dot_product_attention "
+                    "(ringray.ContextParallelAttention is a module that can replace it)"
                 )
         return func(*args, **kwargs)
 

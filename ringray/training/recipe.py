@@ -83,11 +83,11 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         raise ValueError(
             f"dp: got {degrees.dp}, expected a divisor of sequences = {recipe.sequences}"
         )
+    share = recipe.sequences // degrees.dp
     for name in ("micro_batch", "pool"):
-        if (recipe.sequences // degrees.dp) % getattr(recipe, name):
+        if share % (size := getattr(recipe, name)):
             raise ValueError(
-                f"{name}: got {getattr(recipe, name)}, expected a divisor of the sequences of a "
-                f"replica = {recipe.sequences // degrees.dp}"
+                f"{name}: got {size}, expected a divisor of the sequences of a replica = {share}"
             )
     if recipe.micro_batch > 1 and (recipe.documents or degrees.pp > 1 or recipe.pool > 1):
         raise ValueError(
@@ -100,10 +100,10 @@ def check(model: Model, degrees: Degrees, recipe: Recipe) -> None:
         )
     if degrees.pp > model.layers:
         raise ValueError(f"pp: got {degrees.pp}, expected at most layers = {model.layers}")
-    if degrees.pp > 1 and recipe.sequences // degrees.dp < degrees.pp:
+    if degrees.pp > 1 and share < degrees.pp:
         raise ValueError(
             f"pp: got {degrees.pp} stages, expected at most as many as sequences of a replica: "
-            f"{recipe.sequences // degrees.dp}"
+            f"{share}"
         )
     check_split(model, degrees.tp)
     joined = recipe.pool * recipe.seq_len
@@ -142,6 +142,5 @@ def check_layers(model: Model) -> None:
 def check_split(model: Model, tp: int) -> None:
     """Raises ValueError if ``tp`` ranks cannot split a model."""
     for name in ("heads", "kv_heads", "intermediate", "vocab"):
-        if getattr(model, name) % tp:
-            whole = getattr(model, name)
+        if (whole := getattr(model, name)) % tp:
             raise ValueError(f"tp: got {tp}, expected a divisor of {name} = {whole}")

@@ -92,6 +92,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(groups, recipe.learning_rate, (0.9, 0.95), fused=fused)
         self._make_moments()
         self._place = mesh.place("cp")
+        self._share = recipe.sequences // mesh.degrees.dp  # sequences of this replica in a step
         self._reader = ThreadPoolExecutor(1, "rows")
         self._ahead: dict[int, Future[list[SequenceRows]]] = {}  # by their first sequence
         self._schedule = self._pipeline() if stages > 1 else None
@@ -114,10 +115,9 @@ class Trainer:
             LossError: the loss or a gradient is not finite; nothing was changed.
             CorpusError: of a rank that cannot read its rows; the others raise a ``RefusedError``.
         """
-        recipe, share = self.recipe, self.recipe.sequences // self.mesh.degrees.dp
-        first, comm = self._first_sequence(), connect(None)
+        recipe, first, comm = self.recipe, self._first_sequence(), connect(None)
         with refusing(comm):
-            rows = self._rows(first + self.mesh.place("dp") * share)
+            rows = self._rows(first + self.mesh.place("dp") * self._share)
             pairs = sum(int((n * (n + 1) // 2).sum()) for n in (np.diff(row.ends) for row in rows))
             labelled = [float((row.labels != NO_LABEL).sum()) for row in rows]
             counts = torch.tensor([*labelled, pairs], dtype=torch.float64, device="cpu")
@@ -185,10 +185,7 @@ class Trainer:
         width = self.recipe.micro_batch
         for i in range(0, len(rows), width):
             some, weight = rows[i : i + width], weights[i : i + width].sum()
-            tokens, labels = (
-                torch.cat([self._tensor(getattr(row, name)) for row in some])
-                for name in ("tokens", "labels")
-            )
+            tokens, labels = self._tensor(some, "tokens"), self._tensor(some, "labels")
             loss = self.model(tokens, labels=labels, **self._where(some[0]))
             (loss * weight).backward()
             total += loss.detach() * weight
@@ -200,13 +197,10 @@ class Trainer:
         where = self._where(rows[0])
         if "cu_seqlens" in where:
             where["cu_seqlens"] = boundaries([row.ends.tolist() for row in rows])
-        inputs: tuple[Tensor, ...] = ()
-        if self._first:
-            inputs = (torch.cat([self._tensor(row.tokens) for row in rows]),)
-        target = None
+        inputs = (self._tensor(rows, "tokens"),) if self._first else ()
+        target = weights[:, None] if self._last else None
         if self._last:
-            where["labels"] = torch.cat([self._tensor(row.labels) for row in rows])
-            target = weights[:, None]
+            where["labels"] = self._tensor(rows, "labels")
         losses: list[Tensor] = []
         self._schedule.step(*inputs, target=target, losses=losses, **where)
         total = torch.zeros((), dtype=torch.float32, device=self.mesh.device)
@@ -239,8 +233,7 @@ class Trainer:
         def weighted(loss: Tensor, weight: Tensor) -> Tensor:
             return (loss * weight.flatten()).sum()
 
-        micros = recipe.sequences // degrees.dp
-        return Schedule1F1B(stage, micros, loss_fn=weighted, scale_grads=False)
+        return Schedule1F1B(stage, self._share, loss_fn=weighted, scale_grads=False)
 
     def _rows(self, first: int) -> list[SequenceRows]:
         """Returns this rank's rows of the step whose first sequence here is ``first``; those of the
@@ -254,8 +247,7 @@ class Trainer:
 
     def _read_all(self, first: int) -> list[SequenceRows]:
         """Returns this rank's rows of the sequences of a step, those of a pool joined."""
-        share = self.recipe.sequences // self.mesh.degrees.dp
-        return [self._joined(first + i) for i in range(0, share, self.recipe.pool)]
+        return [self._joined(first + i) for i in range(0, self._share, self.recipe.pool)]
 
     def _joined(self, number: int) -> SequenceRows:
         """Returns this rank's rows of a pool of sequences."""
@@ -308,8 +300,10 @@ class Trainer:
             where |= {"shards": self.mesh.shards.get_group(), "gradients": "mean"}
         return where | self._documents(rows.ends)
 
-    def _tensor(self, values: Any) -> Tensor:
-        return torch.from_numpy(values)[None].to(self.mesh.device)
+    def _tensor(self, rows: list[SequenceRows], name: str) -> Tensor:
+        """Returns tokens or labels of sequences, (B, S), on this rank's device."""
+        values = np.stack([getattr(row, name) for row in rows])
+        return torch.from_numpy(values).to(self.mesh.device)
 
     def _clip(self) -> float:
         """Clips the gradients; returns their norm over all ranks."""
@@ -340,11 +334,10 @@ def check_facts(facts: dict[str, Any], model: Model) -> None:
     expected = {name: size for name, size in model.plain.items() if name != "name"}
     different = [name for name, size in expected.items() if recorded.get(name) != size]
     if different:
-        raise CheckpointError(
-            "the checkpoint is of another model: "
-            + ", ".join(f"{name} {recorded.get(name)}" for name in different)
-            + ", expected "
-            + ", ".join(f"{name} {expected[name]}" for name in different)
+        here, there = (
+            ", ".join(f"{name} {sizes.get(name)}" for name in different)
+            for sizes in (expected, recorded)
         )
+        raise CheckpointError(f"the checkpoint is of another model: {there}, expected {here}")
     if not whole(facts.get("tokens"), 0):
         raise CheckpointError("the checkpoint does not say how many tokens it has seen")
