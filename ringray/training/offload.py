@@ -157,7 +157,7 @@ class Away:
             self.copied()
 
 
-class _ThreadState(threading.local):
+class _OffloadThread(threading.local):
     """State of this thread. ``latest``: the input that left last in a forward pass; ``passes``: of
     layers, those under way."""
 
@@ -173,7 +173,7 @@ class Offload:
     def __init__(self, group: dist.ProcessGroup | None, folder: Path | None) -> None:
         self.stores: dict[torch.device, PinnedMemory | Files] = {}
         self._group, self._folder, self._comm = group, folder, connect(group)
-        self._thread = _ThreadState()
+        self._thread = _OffloadThread()
         self._error: OSError | None = None
         self._away: weakref.WeakSet[Away] = weakref.WeakSet()
 

@@ -209,7 +209,7 @@ def test_inputs_in_any_number_need_few_descriptors_and_give_their_room_back() ->
     out.backward()
     wanted(x).sum().backward()
     assert equal(gradients(model), gradients(wanted))
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 class Skipped(checks.Scaled):
