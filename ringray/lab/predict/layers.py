@@ -88,8 +88,9 @@ def assumptions(model: Model, degrees: Degrees) -> list[str]:
         lines.append("nothing hides the messages of tokens to their experts and back")
     if any(group.recurrences for group in groups):
         lines.append(
-            "layers with a state compute at the rate of products, keep a state per "
-            f"{CHUNK} tokens meanwhile, and hand it from rank to rank at no cost"
+            f"layers with a state compute at the rate of products, keep a state per {CHUNK} tokens "
+            "meanwhile, and hand it in no time to the next rank, which keeps it for its backward "
+            "pass"
         )
     if model.heads_ahead:
         lines.append("each head for a further token is trained: a layer as the last, and logits")

@@ -170,6 +170,7 @@ def _activations(
     stream = rows * model.hidden / tp * size  # one tensor of the residual stream
     feature = rows / tp * size
     attended, out, lse, received, scores, computing = 3 * stream, 0.0, 0.0, 0.0, 0.0, 0.0
+    first_states = 0.0
     if of := group.attention:
         queries, out = feature * of.heads * of.head_dim, feature * of.heads * of.value_dim
         keys = feature * of.kv_heads * (of.head_dim + of.value_dim)
@@ -184,6 +185,9 @@ def _activations(
         attended += feature * state.width
         # Gradients of all that it keeps; each chunk's state, and its gradient.
         computing += 2 * feature * (state.width + state.state / layers.CHUNK)
+        # Each sequence's state at the rank's first row comes from the rank before. The backward
+        # pass starts from it, whatever else is computed again.
+        first_states += micro * state.state / tp * FP32 * (degrees.cp > 1)
     # Of a row, kept: the MLP's features; the copies for experts, what these return, their scores.
     of_mlp = (4 if mlp.gated else 2) * mlp.width / tp * size
     of_mlp += 2 * mlp.active * model.hidden * size + mlp.experts / tp * FP32
@@ -199,4 +203,5 @@ def _activations(
     in_mlp = (
         attended + 3 * stream + at_once * of_mlp * 1.75
     )  # with gradients of all but one of four
-    return held, whole + max(in_mlp, 5 * stream + computing)
+    held += first_states
+    return held, first_states + whole + max(in_mlp, 5 * stream + computing)

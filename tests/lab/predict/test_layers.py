@@ -22,7 +22,7 @@ from ringray.lab.predict.cost_model import Cost
 from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.predict.rank_memory import Training
 from ringray.lab.specs import model as spec
-from ringray.models.sizes import Attention, LayerGroup, Mlp, Model, Recurrence, named
+from ringray.models.sizes import Attention, Kept, LayerGroup, Mlp, Model, Recurrence, named
 from ringray.training.recipe import Degrees
 
 FULL = Attention(16, 4, 128, 128)
@@ -98,6 +98,38 @@ def test_layers_that_do_not_attend_wait_for_no_ring() -> None:
         for some in (replace(STATE, channels=0), STATE)
     )
     assert greater - less == (1 << 16) * 8192 * 2
+
+
+@pytest.mark.parametrize("kept", ["all", "attention", "input"])
+@pytest.mark.parametrize(
+    ("degrees", "micro_batch", "expected"),
+    [
+        # 16 x 128 x 256 elements in fp32 are 2 MiB, in 5 of 7 layers.
+        (Degrees(1, 8), 1, 10 << 20),
+        (Degrees(1, 8), 2, 20 << 20),  # one of each sequence
+        (Degrees(1, 4, tp=2), 2, 10 << 20),  # TP divides the heads
+        (Degrees(8, 1), 1, 0),  # a whole sequence begins without a state
+    ],
+)
+def test_ranks_keep_the_states_that_others_hand_them(
+    kept: Kept, degrees: Degrees, micro_batch: int, expected: int
+) -> None:
+    def memory(state: Recurrence) -> rank_memory.RankMemory:
+        groups = (
+            LayerGroup(3, state, DENSE),
+            LayerGroup(2, FULL, DENSE, beside=state),
+            LayerGroup(2, FULL, DENSE),
+        )
+        how = Training(1 << 16, 8, kept=kept, micro_batch=micro_batch)
+        return rank_memory.memory(model(*groups), degrees, how, 0)
+
+    # Large ones, beside which neither MLP nor loss needs more.
+    several = [memory(replace(STATE, state=times * STATE.state)) for times in (0, 8, 9)]
+    assert [of.kept - several[0].kept for of in several] == [0, 8 * expected, 9 * expected]
+    # While a layer computes: a state of each 64 rows, and its gradient, in 2 bytes.
+    chunks = micro_batch * (1 << 16) // degrees.cp // 64
+    computing = 2 * 2 * chunks * STATE.state / degrees.tp
+    assert several[2].working - several[1].working == pytest.approx(computing)
 
 
 def test_heads_for_further_tokens_are_layers_and_logits() -> None:
