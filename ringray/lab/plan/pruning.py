@@ -182,7 +182,7 @@ def _unsendable(config: TrialConfig) -> Reason | None:
     try:
         back = walk.resolve_backward(strategy.backward, strategy.transport, walks=exchange.walks)
         if back == "reverse":  # the mask may forbid it, and the forward pass alone needs it too
-            choose_walks(config, exchange)
+            choose_walks(config)
     except walk.Unwalkable as error:
         return Reason("strategy.backward", str(error))
     return None

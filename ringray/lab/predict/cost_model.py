@@ -24,14 +24,11 @@ from ringray.lab.predict.ring_time import RingWork
 from ringray.lab.predict.simulator import PassWork
 from ringray.lab.trial.config import TrialConfig, TrialProblem, shuffled
 from ringray.partition import Dealt
-from ringray.traffic import geometry, tree, walk
+from ringray.traffic import tree, walk
 from ringray.traffic.geometry import Layout
 from ringray.traffic.hulls import Pass
-from ringray.traffic.mask import Mask
-from ringray.transport import Exchange
 from ringray_kernels.dtypes import DTYPES
 
-_PassFlops = tuple[tuple[Pass, int], ...]  # of a visible pair, by pass
 _MESSAGES_HELD = 4  # outputs of a step of decoding that live at once: parts, their merge, messages
 
 
@@ -80,12 +77,10 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
     on = _placed(config, on)
     if config.problem.new_tokens is not None:
         return _decoding(config, config.problem.new_tokens, on)
-    exchange = config.exchange
-    walks = choose_walks(config, exchange)
+    ring = _ring_work(config, on)
+    sizes, exchange, walks = ring.sizes, ring.exchange, ring.walks
     fold, visible = exchange.fold, walks.forward.visible
-    ring = _ring_work(config, exchange, walks, on)
-    sizes = ring.sizes
-    sent_bytes, messages = _heads_for_rows(config, fold)
+    sent_bytes, messages = _heads_for_rows(config)
     flops, pairs = 0, int(visible.sum())
     groups = -(-sizes.kv_heads // exchange.heads_at_once) if exchange.heads_at_once else 1
     for work in ring.passes:
@@ -113,10 +108,8 @@ def timelines(config: TrialConfig, on: Fleet, most: int) -> dict[int, list[Span]
     """Returns the predicted spans of the first ranks, at ``most`` so many, of the ring in which
     chunks walk."""
     on = _placed(config, on)
-    exchange = config.exchange
-    walks = choose_walks(config, exchange)
-    ring = _ring_work(config, exchange, walks, on)
-    return ring_time.trial_time(ring, on, range(min(walks.forward.route.ranks, most))).spans
+    ring = _ring_work(config, on)
+    return ring_time.trial_time(ring, on, range(min(ring.walks.forward.route.ranks, most))).spans
 
 
 def _placed(config: TrialConfig, on: Fleet) -> Fleet:
@@ -132,9 +125,10 @@ def times(seconds: float, spread: float) -> dict[str, Any]:
     return {"time_ms": ms, "low_ms": ms / factor, "high_ms": ms * factor}
 
 
-def _ring_work(config: TrialConfig, exchange: Exchange, walks: walk.Walks, on: Fleet) -> RingWork:
+def _ring_work(config: TrialConfig, on: Fleet) -> RingWork:
     """Returns the work of all passes, and the sizes that it has on each rank."""
-    problem = config.problem
+    problem, exchange = config.problem, config.exchange
+    walks = choose_walks(config)
     ways = {
         "forward": (walks.forward, walks.weights.forward),
         "backward": (walks.backward, walks.backward_weights),
@@ -143,8 +137,8 @@ def _ring_work(config: TrialConfig, exchange: Exchange, walks: walk.Walks, on: F
         PassWork(which, *ways[which], flops // exchange.fold, problem.dtype, problem.head_dim)
         for which, flops in _pair_flops(problem)
     ]
-    exchanged_bytes, _ = _heads_for_rows(config, exchange.fold)
-    return RingWork(passes, _sizes(config, exchange, on), exchange, walks, exchanged_bytes)
+    exchanged_bytes, _ = _heads_for_rows(config)
+    return RingWork(passes, _sizes(config, on), exchange, walks, exchanged_bytes)
 
 
 def _pair_flops(problem: TrialProblem) -> list[tuple[Pass, int]]:
@@ -207,65 +201,48 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
     if problem.new_tokens is not None:
         alone = config.changed(ring_size=1, partition=partition.DEFAULT, threads=threads)
         return _decoding(alone, problem.new_tokens, on).time_ms / 1e3
-    flops = tuple(_pair_flops(problem))
-    quiet = on if on.noise is None else replace(on, noise=None)
-    heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
-    return _alone_s(problem.mask, problem.dtype, problem.head_dim, heads, flops, threads, quiet)
+    return _alone_s(problem, threads, replace(on, noise=None))
 
 
 @lru_cache(maxsize=1 << 14)  # the strategies of a problem have one baseline
-def _alone_s(
-    mask: Mask,
-    dtype: str,
-    head_dim: int,
-    heads: tuple[int, int],
-    flops: _PassFlops,
-    threads: int,
-    on: Fleet,
-) -> float:
+def _alone_s(problem: TrialProblem, threads: int, on: Fleet) -> float:
     hardware, total = on.hardware, 0.0
-    visible = float(geometry.total_visible(mask))
-    rows, pairs = np.full(1, float(mask.seq_len)), np.full(1, visible)
+    heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
+    rows, pairs = np.full(1, float(problem.seq_len)), np.full(1, float(problem.visible))
     crowded = max(1.0, threads / (hardware.cores or math.inf))
-    for which, pair_flops in flops:
-        curve = rates.find(hardware, dtype, head_dim, which, heads=heads[0], kv_heads=heads[1])
+    for which, pair_flops in _pair_flops(problem):
+        curve = rates.find(
+            hardware, problem.dtype, problem.head_dim, which, heads=heads, kv_heads=kv_heads
+        )
         (seconds,) = curve.seconds(pair_flops * pairs, rows, rows, pairs)
         call = float(seconds) / ring_time.speedup(on, threads, 1) + hardware.call
         total += call * crowded + ring_time.overhead(on, 1)
     return total
 
 
-def choose_walks(config: TrialConfig, exchange: Exchange) -> walk.Walks:
+def choose_walks(config: TrialConfig) -> walk.Walks:
     """Returns the walks of both passes; raises Unwalkable if the one back is impossible."""
-    layout, backward = _layout(config, exchange.fold), _backward(config, exchange)
-    weights = _weights(config.problem, exchange.fold)
-    return walk.choose(layout, config.problem.mask, exchange.routes, backward, weights)
-
-
-def _backward(config: TrialConfig, exchange: Exchange) -> walk.Backward:
-    strategy = config.strategy
-    return walk.resolve_backward(strategy.backward, strategy.transport, walks=exchange.walks)
-
-
-def _weights(problem: TrialProblem, fold: int) -> walk.Costs:
-    return walk.costs(
+    problem, strategy, exchange = config.problem, config.strategy, config.exchange
+    backward = walk.resolve_backward(strategy.backward, strategy.transport, walks=exchange.walks)
+    weights = walk.costs(
         DTYPES[problem.dtype].itemsize,
         problem.batch,
-        problem.heads // fold,
-        problem.kv_heads // fold,
+        problem.heads // exchange.fold,
+        problem.kv_heads // exchange.fold,
         problem.head_dim,
         problem.value_dim,
         quantized=problem.quantize is not None,
     )
+    return walk.choose(_layout(config), problem.mask, exchange.routes, backward, weights)
 
 
-def _layout(config: TrialConfig, fold: int) -> Layout:
+def _layout(config: TrialConfig) -> Layout:
+    fold = config.exchange.fold
     return Layout(config.partition, config.padded, config.ring.size // fold, fold)
 
 
-def _sizes(config: TrialConfig, exchange: Exchange, on: Fleet) -> Sizes:
-    problem, fold = config.problem, exchange.fold
-    layout = _layout(config, fold)
+def _sizes(config: TrialConfig, on: Fleet) -> Sizes:
+    problem, fold, layout = config.problem, config.exchange.fold, _layout(config)
     # By a rule all ranks hold alike pieces.
     ranks = layout.ranks if isinstance(layout.partition, Dealt) else 1
     ranges = [layout.ranges(rank) for rank in range(ranks)]
@@ -292,14 +269,14 @@ def _sizes(config: TrialConfig, exchange: Exchange, on: Fleet) -> Sizes:
 
 def rows(config: TrialConfig) -> int:
     """Returns the rows of one rank's calls."""
-    return _layout(config, config.exchange.fold).rows
+    return _layout(config).rows
 
 
-def _heads_for_rows(config: TrialConfig, fold: int) -> tuple[int, int]:
-    """Returns bytes and messages of the exchange of heads for rows among ``fold`` ranks, and back:
+def _heads_for_rows(config: TrialConfig) -> tuple[int, int]:
+    """Returns bytes and messages of the exchange of heads for rows among some ranks, and back:
     Q, K, V there, out and lse back; in backward dO there, dQ, dK and dV back, in their own dtype.
     """
-    problem = config.problem
+    problem, fold = config.problem, config.exchange.fold
     rows, heads, kv_heads = problem.batch * config.padded, problem.heads, problem.kv_heads
     elements = (heads + kv_heads) * (problem.head_dim + problem.value_dim) * rows  # Q, out, K, V
     there_and_back = elements * DTYPES[problem.dtype].itemsize

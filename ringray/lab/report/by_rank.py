@@ -43,7 +43,7 @@ def table(trials: Sequence[TrialRow]) -> page.PageTable | None:
 
 
 def _shares(config: TrialConfig) -> list[page.Number]:
-    moved = cost_model.choose_walks(config, config.exchange).forward
+    moved = cost_model.choose_walks(config).forward
     work = moved.route.by_rank(moved.visible).sum(1)
     received = moved.route.by_rank(moved.chunk_rows.sum(0)).sum(1)
     most, mean = float(work.max()), float(work.mean())

@@ -122,11 +122,11 @@ def test_calls_are_as_large_as_those_of_any_rank() -> None:
     dealt = deal.deal(config.problem.mask, 4)
     pieces = [[len(piece) for piece in dealt.ranges(rank)] for rank in range(4)]
     assert (len(pieces[0]), max(pieces[0])) == (3, 1000)
-    sizes = cost_model._sizes(config, config.exchange, calibration.fleet("cpu:2"))
+    sizes = cost_model._sizes(config, calibration.fleet("cpu:2"))
     assert (sizes.runs, sizes.longest) == (4, max(max(some) for some in pieces)) == (4, 1375)
     for name, runs, longest in (("zigzag", 2, 1000), ("contiguous", 1, 2000), ("striped", 1, 2000)):
         ruled = config.changed(partition=name)
-        sizes = cost_model._sizes(ruled, ruled.exchange, calibration.fleet("cpu:2"))
+        sizes = cost_model._sizes(ruled, calibration.fleet("cpu:2"))
         assert (sizes.runs, sizes.longest) == (runs, longest)
 
 

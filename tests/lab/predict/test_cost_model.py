@@ -61,7 +61,7 @@ def test_memory_of_one_rank_is_near_its_prediction(
 def test_a_rank_keeps_what_it_received_to_walk_back() -> None:
     """Not the most that any rank receives in each lane."""
     config = point(ring_size=16, seq_len=4096, documents=(1500, 2596), transport="direct")
-    moved = cost_model.choose_walks(config, config.exchange).forward
+    moved = cost_model.choose_walks(config).forward
     received = int(moved.route.by_rank(moved.chunk_rows.sum(0)).sum(1).max())
     planned, back = (
         cost_model.predict(config.changed(backward=way), hardware.cpu(2)).peak_memory_bytes
