@@ -197,18 +197,24 @@ def max_context(request: TrainingRequest) -> Least:
         raise UserError(f"--max-context: the entry of {request.on.name} has no `memory`, in bytes")
     sequences = request.fixed.get("dp", 1)
     request = replace(request, sequences=sequences, context=request.on.ranks * UNIT)
-    longest = (_longest(request, degrees) for degrees in possible(request))
-    best = max(longest, key=lambda held: (held.room >= 0, held.training.context))
-    if best.room < 0:
+    best: Least | None = None
+    for degrees in possible(request):
+        best = _longer(request, degrees, best.training.context if best else 0) or best
+    if best is None:
         raise too_large(request)
     return best
 
 
-def _longest(request: TrainingRequest, degrees: Degrees) -> Least:
+def _longer(request: TrainingRequest, degrees: Degrees, than: int) -> Least | None:
+    """Returns what a rank holds with the longest context of some degrees; None if that is no
+    longer than ``than`` tokens."""
     unit = degrees.cp * UNIT
 
     def holding(count: int) -> Least:
         return least(replace(request, context=count * unit), degrees)
 
-    counts = range(1, LONGEST // unit + 1)
-    return holding(max(1, bisect.bisect(counts, False, key=lambda count: holding(count).room < 0)))
+    first = than // unit + 1
+    if first * unit > LONGEST or holding(first).room < 0:
+        return None
+    further = range(first + 1, LONGEST // unit + 1)
+    return holding(first + bisect.bisect(further, False, key=lambda count: holding(count).room < 0))
