@@ -27,6 +27,7 @@ Scores = Literal["blockwise", "whole"]  # of attention; whole: their matrix is k
 TABLE = Path(__file__).with_name("sizes.yaml")
 CONFIGS = Path(__file__).with_name("configs.yaml")
 PATH = r"[/~]|\.json$"  # what the paths of models have and their names have not
+_REPOSITORY = r"\w[\w.-]*/[\w.-]+(?<!\.json)"  # OWNER/NAME of huggingface.co
 
 
 @cache
@@ -76,6 +77,10 @@ def _known(name: str) -> Model:
     on_hub = {entry["from"].casefold(): key for key, entry in models.items() if "from" in entry}
     key = {**short, **on_hub}.get(folded, folded)
     is_path, path = re.search(PATH, name), Path(os.path.expanduser(name))  # noqa: PTH111  no error
+    if is_path and not path.exists() and re.fullmatch(_REPOSITORY, name) and key not in models:
+        repositories = [entry["from"] for entry in models.values() if "from" in entry]
+        others = "of another model give a folder with its config.json"
+        raise UserError(f"{unknown('MODEL', name, repositories)}; {others}")
     if (is_path and path.exists()) or (key not in models and (is_path or path.is_dir())):
         return config_json.read(path)
     if key not in models:

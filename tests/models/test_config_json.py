@@ -247,6 +247,16 @@ def test_names_of_today_mean_what_they_meant() -> None:
     assert named("Qwen/Qwen3-8B", {}) == named("qwen3-8b", {})
 
 
+def test_a_repository_that_is_not_known_is_no_missing_file() -> None:
+    with pytest.raises(UserError, match=r"MODEL: got 'qwen/qwen4-8b'.* mean 'Qwen/Qwen3-8B'"):
+        named("qwen/qwen4-8b", {})
+    with pytest.raises(UserError, match="of another model give a folder"):
+        named("meta-llama/Llama-3.1-8B", {})
+    for path in ("./qwen/qwen4-8b", "qwen/config.json", "a/b/c"):
+        with pytest.raises(UserError, match="No such file or directory"):
+            named(path, {})
+
+
 def test_text_models_of_others_are_read() -> None:
     text = {**LLAMA, "model_type": "gemma3_text", "sliding_window": 128, "num_hidden_layers": 6}
     del text["tie_word_embeddings"]
