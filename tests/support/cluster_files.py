@@ -19,10 +19,9 @@ def read(name: str) -> dict[str, Any]:
     return yaml.safe_load((CLUSTER / f"{name}.yaml").read_text())
 
 
-def cluster_spec(name: str) -> dict[str, Any]:
-    """Returns the Ray cluster of a manifest of cluster/kuberay/."""
-    spec = read(f"kuberay/{name}")["spec"]
-    return spec.get("rayClusterSpec", spec)
+def cluster_spec() -> dict[str, Any]:
+    """Returns the Ray cluster of cluster/kuberay/."""
+    return read("kuberay/raycluster")["spec"]
 
 
 def pods(spec: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -60,7 +60,7 @@ def test_a_pod_asks_kubernetes_for_its_raycluster(monkeypatch: pytest.MonkeyPatc
     ):  # fmt: skip
         monkeypatch.setenv(name, value)
     assert autoscaler.look("64009") is None  # it may not be read
-    spec = {**cluster_spec("raycluster"), "enableInTreeAutoscaling": False}
+    spec = {**cluster_spec(), "enableInTreeAutoscaling": False}
     manifest = {"metadata": {"name": "ringray", "namespace": "team"}, "spec": spec}
     answers["rayclusters/ringray"] = manifest
     assert autoscaler.look("64009") == {}

@@ -21,7 +21,7 @@ from ringray.lab.cluster.capacity import Capacity, NodeGroup
 from tests.support.cluster_files import CLUSTER, LAUNCHED, cluster_spec, pinned, pods, read
 from tests.support.prometheus import BOARD, CONFIG, expressions
 
-SPEC = cluster_spec("raycluster")
+SPEC = cluster_spec()
 HEAD = Capacity((NodeGroup("head", {}, 1, head=True),))
 GPU = {"CPU": 1.0, "GPU": 1.0}
 
@@ -49,7 +49,6 @@ def test_it_grows_from_a_head_without_work(name: str, ranks: int) -> None:
 
 
 def test_kuberay_grows_from_a_head_without_work() -> None:
-    assert cluster_spec("rayjob") == SPEC
     assert SPEC["rayVersion"] == pinned("ray")
     manifest = {"metadata": {"name": "ringray", "namespace": "team"}, "spec": SPEC}
     config = autoscaling_config._derive_autoscaling_config_from_ray_cr(manifest)
@@ -60,6 +59,14 @@ def test_kuberay_grows_from_a_head_without_work() -> None:
     assert [node_type["min_workers"] for node_type in types.values()] == [0] * 4
     config = autoscaling_config._derive_autoscaling_config_from_ray_cr(manifest)
     assert capacity.from_config(config, HEAD).ranks(GPU) == 8 * 1 + 2 * 8
+
+
+def test_a_job_of_kubernetes_runs_its_spec_on_that_cluster() -> None:
+    command = [sys.executable, str(CLUSTER / "rayjob.py"), "experiments/my spec.yaml"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    job = json.loads(printed)["spec"]
+    assert job["rayClusterSpec"] == SPEC
+    assert job["entrypoint"] == "python -m ringray run 'experiments/my spec.yaml'"
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
