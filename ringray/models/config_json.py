@@ -189,20 +189,25 @@ class _Config:
                 raise self.wrong("layer_types", expected)
             return [names[name] for name in listed]
         others, full = self.rules.get("others", "full"), self.entries("attn_layer_indices")
+        every, swapped = self.rules.get("full_every"), "swapped" in self.rules
         switched = "use_sliding_window" not in self.default or self.truth("use_sliding_window")
         if others == "window" and not (switched and self.optional("sliding_window")):
             return ["full"] * layers
         if (counted := self.entries("linear_full_attn_layers")) is not None:
             full = [layer - 1 for layer in counted if isinstance(layer, int)]  # from 1 on
-        elif (flags := self.entries("no_rope_layers", layers)) and others == "chunk":
-            full = [layer for layer in range(layers) if not flags[layer]]
-        elif every := self.rules.get("full_every"):
+        elif "no_rope_layer_interval" in self.default and self.get("no_rope_layers"):
+            flags = self.entries("no_rope_layers", layers) or ()
+            full = [layer for layer, rotated in enumerate(flags) if not rotated]
+        elif every:
             each = self.size(every)
             first = self.optional("attn_layer_offset")
             full = [*range(each - 1 if first is None else first, layers, each)]
-        elif full is None:
-            full = [*range(self.optional("max_window_layers") or 0)]
-        return ["full" if layer in full else others for layer in range(layers)]
+        full = full or []
+        if "max_window_layers" in self.default:
+            end = self.optional("max_window_layers") or 0
+            # Qwen2-MoE has windows in every other layer before it, others in all from it on.
+            full = [*full, *range(end, layers)] if every else [*range(end)]
+        return ["full" if (layer in full) != swapped else others for layer in range(layers)]
 
     def _sparse(self, layers: int) -> list[bool]:
         """Returns whether each layer has experts."""
@@ -210,6 +215,8 @@ class _Config:
             return [False] * layers
         if listed := self.entries("mlp_layer_types", layers):
             return [name == "sparse" for name in listed]
+        if (sparse := self.entries("moe_layers")) is not None:
+            return [layer in sparse for layer in range(layers)]
         first, last = self.optional("first_k_dense_replace") or 0, self.get("moe_layer_end_index")
         step = self.optional("decoder_sparse_step", 1) or 1
         offset = self.optional("expert_layer_offset")

@@ -12,75 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ringray.base.errors import UserError
 from ringray.models import config_json
 from ringray.models.sizes import Attention, LayerGroup, Mlp, Model, Recurrence, named, table
-
-# What classes of transformers do not make by themselves: sizes that fit each other, layers of each
-# kind, experts.
-CHANGED: dict[str, dict[str, Any]] = {
-    "ministral": {"head_dim": 128},
-    "nemotron": {"num_key_value_heads": 8},
-    "hunyuan_v1_dense": {"head_dim": 128},
-    "glm4_moe": {"head_dim": 128},
-    "nemotron_h": {"num_hidden_layers": None, "hybrid_override_pattern": "M-M*E-ME"},
-    "granitemoehybrid": {"layer_types": ["mamba", "mamba", "attention"] * 2},
-    "bamba": {"attn_layer_indices": [2, 5]},
-    "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 2},
-    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 2},
-    "jamba": {"num_hidden_layers": 8},
-    "deepseek_v2": {"num_experts_per_tok": 6, "first_k_dense_replace": 2},
-    "dots1": {"n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 4},
-    "ernie4_5_moe": {"moe_layer_end_index": 4, "moe_layer_interval": 2},
-    "qwen2_moe": {"decoder_sparse_step": 2, "num_hidden_layers": 7},
-    "qwen3_moe": {"mlp_only_layers": [0, 3]},
-    "llama4_text": {"interleave_moe_layer_step": 2},
-}
-KINDS = {
-    "full_attention": "full",
-    "hybrid": "full",
-    "sliding_attention": "window",
-    "chunked_attention": "chunk",
-    "linear_attention": "state",
-    "conv": "state",
-}
-LLAMA = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "intermediate_size": 1024,
-    "vocab_size": 1000,
-    "tie_word_embeddings": False,
-}
-
-
-def of(**changed: Any) -> Model:
-    facts = {**LLAMA, **changed}
-    return config_json.of_facts("F", "it", {k: v for k, v in facts.items() if v is not ...})
-
-
-def kind(group: LayerGroup) -> str:
-    mixer = group.mixer
-    if isinstance(mixer, Attention):
-        return "window" if mixer.window is not None else "chunk" if mixer.chunk else "full"
-    return "state" if isinstance(mixer, Recurrence) else "mlp"
+from tests.support.config_files import CHANGED, KINDS, LLAMA, built, kind, kinds, of
 
 
 @pytest.fixture(scope="module")
 def transformers() -> Any:
     return pytest.importorskip("transformers")
-
-
-def built(transformers: Any, family: str, **sizes: Any) -> tuple[Any, int]:
-    """Returns transformers' config and the parameters of its model, without weights."""
-    config = transformers.CONFIG_MAPPING[family](**sizes)
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    return config, sum(weight.numel() for weight in model.parameters())
 
 
 @pytest.mark.parametrize("family", sorted(config_json.families().keys() - {"kimi_k2"}))
@@ -104,10 +45,59 @@ def test_each_family_has_the_parameters_and_layers_of_transformers(
     needed = family == "kimi_linear" or "layer_types" in CHANGED.get(family, {})
     short = {name: value for name, value in facts.items() if name != "layer_types" or needed}
     for each in (model, config_json.of_facts("F", family, short)):
-        count: Counter[str] = Counter()
-        for group in each.groups:
-            count[kind(group)] += group.count
-        assert count == expected
+        assert kinds(each) == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 3}),
+        ("qwen3", {"use_sliding_window": True, "max_window_layers": 3}),
+        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 3}),
+        ("qwen2_moe", {"use_sliding_window": True}),
+        ("qwen3_moe", {"use_sliding_window": True, "max_window_layers": 3}),
+        ("qwen3_moe", {"use_sliding_window": False}),
+        ("mistral", {"max_window_layers": 3}),
+        ("dots1", {"max_window_layers": 3}),
+        ("dots1", {"max_window_layers": 3, "sliding_window": None}),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 64}),
+        ("smollm3", {"use_sliding_window": True}),
+        ("smollm3", {"sliding_window": 64}),
+        (
+            "smollm3",
+            {
+                "use_sliding_window": True,
+                "sliding_window": 64,
+                "no_rope_layers": [0, 0, 1, 1, 1, 1, 1],
+            },
+        ),
+        ("llama4_text", {"no_rope_layers": []}),
+        ("llama4_text", {"no_rope_layers": [0, 0, 1, 1, 1, 1, 1]}),
+    ],
+)
+def test_fields_decide_which_layers_have_windows(
+    transformers: Any, family: str, fields: dict[str, Any]
+) -> None:
+    config = transformers.CONFIG_MAPPING[family](num_hidden_layers=7, **fields)
+    # Qwen3-MoE and Mistral have one mask for all layers.
+    windowed = getattr(config, "sliding_window", None) is not None
+    alike = "sliding_attention" if windowed else "full_attention"
+    listed = getattr(config, "layer_types", None) or [alike] * 7
+    beside = {"attention_chunk_size": 64, "intermediate_size_mlp": 64}
+    model = of(model_type=family, num_hidden_layers=7, **beside, **fields)
+    assert kinds(model) == Counter(KINDS[name] for name in listed)
+
+
+@pytest.mark.parametrize("layers", [[1, 2], [0, 9], []])
+def test_moe_layers_of_llama4_have_the_experts(transformers: Any, layers: list[int]) -> None:
+    config, parameters = built(
+        transformers, "llama4_text", num_hidden_layers=4, moe_layers=layers, num_local_experts=8
+    )
+    facts = json.loads(config.to_json_string(use_diff=False))
+    model = config_json.of_facts("F", "it", facts)
+    assert model.parameters == pytest.approx(parameters, rel=4e-5)
+    sparse = sum(group.count for group in model.groups if group.expert_products(64))
+    assert sparse == len({0, 1, 2, 3} & {*layers})
 
 
 @pytest.mark.parametrize("family", sorted(config_json.families().keys() - {"kimi_k2"}))
