@@ -47,15 +47,18 @@ def read(file: Path) -> Model:
 def of_facts(where: str, name: str, facts: Mapping[str, Any]) -> Model:
     """Returns the model ``name`` of the fields of a ``config.json``; ``where`` is in errors."""
     assumptions: dict[str, None] = {}
-    if "quantization_config" in facts:
+    text = facts.get("text_config")
+    parts = [part for part in (facts, text) if isinstance(part, Mapping)]
+    if any(part.get("quantization_config") is not None for part in parts):
         assumptions["quantization_config is left out: weights are trained in full"] = None
-    if isinstance(text := facts.get("text_config"), dict):
+    if isinstance(text, dict):
         facts = {key: facts[key] for key in ("tie_word_embeddings",) if key in facts} | text
         assumptions["text_config alone: what encodes images or sound is left out"] = None
     # Kimi Linear has sizes in a section.
     if isinstance(section := facts.get("linear_attn_config"), dict):
         facts = {f"linear_{key}": value for key, value in section.items()} | dict(facts)
-    return _Config(where, facts, assumptions).model(name)
+    prefix = "text_config." * isinstance(text, dict)
+    return _Config(where, facts, assumptions, prefix).model(name)
 
 
 @cache
@@ -76,16 +79,18 @@ def families() -> dict[str, dict[str, Any]]:
 @dataclass
 class _Config:
     """Fields of a file by their most usual names, with defaults of the family. ``assumptions``:
-    an ordered set."""
+    an ordered set; ``prefix``: what messages have before the name of model_type."""
 
     where: str
     facts: Mapping[str, Any]
     assumptions: dict[str, None]
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         self.family = str(self.facts.get("model_type"))
         if self.family not in families():
-            raise UserError(f"{self.where}: {unknown('model_type', self.family, families())}")
+            message = unknown(f"{self.prefix}model_type", self.family, families())
+            raise UserError(f"{self.where}: {message}")
         self.rules = families()[self.family]
         self.default = {"tie_word_embeddings": False, **self.rules.get("default", {})}
         for field, fine in load(FAMILIES)["refused"].items():
@@ -125,7 +130,9 @@ class _Config:
         """Returns an integer that the model needs."""
         value = self.get(field)
         if type(value) is not int or not least <= value <= _MOST:
-            raise self.wrong(field, f"expected an integer of at least {least}")
+            above = type(value) is int and value > _MOST
+            bound = f"at most {_MOST:,}" if above else f"at least {least}"
+            raise self.wrong(field, f"expected an integer of {bound}")
         return value
 
     def truth(self, field: str) -> bool:
@@ -144,7 +151,8 @@ class _Config:
             values = [*values]  # the letters of Nemotron-H
         plain = isinstance(values, list) and all(isinstance(value, str | int) for value in values)
         if not plain or len(values) != (layers or len(values)):
-            raise self.wrong(field, f"expected a list of {layers or 'numbers of'} layers")
+            length = f", not of {len(values)}" if plain else ""
+            raise self.wrong(field, f"expected a list of {layers or 'numbers of'} layers{length}")
         return cast("list[Any]", values)
 
     def model(self, name: str) -> Model:
@@ -162,8 +170,11 @@ class _Config:
             raise self.wrong("layer_types", "expected a layer with attention")
         main = next((part for part in attention if part.window is part.chunk), attention[0])
         mlp = max(groups, key=lambda group: group.count * (group.mlp is not None)).mlp or Mlp(0)
-        if beside := self.rules.get("beside"):
-            self.assumptions[f"not counted: {beside}"] = None
+        beside = [self.rules["beside"]] if "beside" in self.rules else []
+        if biases := [field for field in load(FAMILIES)["biases"] if self.facts.get(field)]:
+            beside.append(f"biases ({', '.join(biases)})")
+        if beside:
+            self.assumptions[f"not counted: {', '.join(beside)}"] = None
         uniform = Model(
             name=name,
             layers=layers,
@@ -276,12 +287,14 @@ class _Config:
             if self.get(adjusted) and self.truth(adjusted):  # of LFM2, rounded up
                 each, factor = self.size("block_multiple_of"), self.get("block_ffn_dim_multiplier")
                 if not isinstance(factor, int | float) or not 0 < factor <= _MOST:
-                    raise self.wrong("block_ffn_dim_multiplier", "expected a number above 0")
+                    expected = f"expected a number above 0, at most {_MOST:,}"
+                    raise self.wrong("block_ffn_dim_multiplier", expected)
                 width = -(-int(factor * int(2 * width / 3)) // each) * each
             return Mlp(width, gated)
         experts, active = self.size("num_experts"), self.size("num_experts_per_tok")
         if active > experts:
-            raise self.wrong("num_experts_per_tok", f"expected at most num_experts = {experts}")
+            expected = f"expected at most {self._key('num_experts')} = {experts}"
+            raise self.wrong("num_experts_per_tok", expected)
         width = self.size("moe_intermediate_size")
         shared = self.optional("shared_expert_intermediate_size")
         if shared is None:

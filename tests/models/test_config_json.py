@@ -101,6 +101,19 @@ def test_moe_layers_of_llama4_have_the_experts(transformers: Any, layers: list[i
 
 
 @pytest.mark.parametrize("family", sorted(config_json.families().keys() - {"kimi_k2"}))
+def test_biases_that_a_file_adds_are_named(transformers: Any, family: str) -> None:
+    sizes = {"num_hidden_layers": 6, **CHANGED.get(family, {})}
+    changed = {name: size for name, size in sizes.items() if size is not None}
+    config = transformers.CONFIG_MAPPING[family](**changed)
+    facts = json.loads(config.to_json_string(use_diff=False))
+    biases = {name: True for name, value in facts.items() if "_bias" in name and value is False}
+    lines = config_json.of_facts("F", "it", facts).assumptions
+    biased = config_json.of_facts("F", "it", facts | biases).assumptions
+    assert all(name in biased[-1] for name in biases)
+    assert all(name not in line for name in biases for line in lines)
+
+
+@pytest.mark.parametrize("family", sorted(config_json.families().keys() - {"kimi_k2"}))
 def test_defaults_of_families_are_those_of_transformers(transformers: Any, family: str) -> None:
     changed = {name: size for name, size in CHANGED.get(family, {}).items() if size is not None}
     layers = {"num_hidden_layers": 6} if "layer_types" in changed else {}
@@ -257,11 +270,27 @@ def test_text_models_of_others_are_read() -> None:
     assert "head_dim is not given: 256, the default of gemma3_text" in model.assumptions
 
 
+def test_quantization_is_left_out_wherever_it_is_told() -> None:
+    line = "quantization_config is left out: weights are trained in full"
+    quantized = {**LLAMA, "quantization_config": {"bits": 4}}
+    assert line in config_json.of_facts("F", "it", quantized).assumptions
+    outer = {"model_type": "llava", "text_config": quantized}
+    assert line in config_json.of_facts("F", "it", outer).assumptions
+    outer = {"quantization_config": {"bits": 4}, "text_config": LLAMA}
+    assert line in config_json.of_facts("F", "it", outer).assumptions
+    assert line not in of(quantization_config=None).assumptions
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"model_type": "lama"}, "F: model_type: got 'lama'.*did you mean 'llama'"),
         ({"model_type": ...}, "F: model_type: got 'None', expected one of"),
+        (
+            {"model_type": ..., "text_config": {"hidden_size": 64}},
+            r"F: text_config\.model_type: got 'None', expected one of",
+        ),
+        ({"vocab_size": 1 << 40}, "F: vocab_size: got 1099511627776, .* at most 16,777,216"),
         ({"hidden_size": ...}, "F: hidden_size: got null, expected an integer of at least 1"),
         ({"vocab_size": "1000"}, 'F: vocab_size: got "1000", expected an integer'),
         ({"vocab_size": True}, "F: vocab_size: got true, expected an integer"),
@@ -271,7 +300,7 @@ def test_text_models_of_others_are_read() -> None:
         ({"tie_word_embeddings": "no"}, 'F: tie_word_embeddings: got "no", expected true or false'),
         (
             {"model_type": "qwen3", "layer_types": ["full_attention"] * 3},
-            "F: layer_types: got .* expected a list of 4 layers",
+            "F: layer_types: got .* expected a list of 4 layers, not of 3",
         ),
         (
             {"model_type": "qwen3", "layer_types": ["full_attention"] * 3 + ["none"]},
@@ -283,7 +312,7 @@ def test_text_models_of_others_are_read() -> None:
         ),
         (
             {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 5},
-            "F: num_experts_per_tok: got 5, expected at most num_experts = 4",
+            "F: num_experts_per_tok: got 5, expected at most num_local_experts = 4",
         ),
         (
             {
