@@ -185,7 +185,8 @@ def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
         curves.append(curve.model_copy(update={"rates": rate}))
 
     def slower(was: Link, by: float) -> Link:
-        return Link(bandwidth=was.bandwidth / by, latency=was.latency * by, ranks=was.ranks)
+        scaled = {"bandwidth": was.bandwidth / by, "latency": was.latency * by}
+        return was.model_copy(update=scaled)
 
     inner = slower(hardware.inner, factors.get("inner", 1.0))
     outer = slower(hardware.outer, 1.0 if on.linked else factors.get("outer", 1.0))

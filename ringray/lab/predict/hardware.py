@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from ringray.base import private_files
@@ -27,10 +34,27 @@ TABLE = Path(__file__).with_name("hardware.yaml")
 LOCAL = "local"  # this machine
 RANKS = 1 << 16  # of a fleet
 _OVER = 1e3  # times the peak, beyond which a rate is in other units
+_SLOWEST = 1e6  # FLOP/s, below which a rate is in other units
+
+
+def _measured_in(unit: str, least: float, most: float) -> AfterValidator:
+    """Returns the check of numbers that are in another unit where they are outside of bounds."""
+
+    def check(value: float) -> float:
+        if not least <= value <= most:
+            raise ValueError(f"got {value:g}, expected {least:g} to {most:g} {unit}")
+        return value
+
+    return AfterValidator(check)
+
 
 # Bounds beyond any hardware, within which no prediction overflows.
 Positive = Annotated[float, Field(ge=1e-9, le=1e9)]
-Rate = Annotated[float, Field(ge=1e-6, le=1e30)]  # bytes, or bytes or FLOP a second
+Rate = Annotated[float, Field(ge=1e-6, le=1e30)]  # bytes or FLOP a second, or a factor of it
+Bytes = Annotated[float, _measured_in("bytes", 1e8, 1e30)]
+Bandwidth = Annotated[float, _measured_in("bytes/s", 1e6, 1e30)]
+Flops = Annotated[float, _measured_in("FLOP/s", _SLOWEST, 1e30)]
+Latency = Annotated[float, _measured_in("seconds", 0, 1)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 Share = Annotated[float, Field(ge=1e-6, le=1)]
 Spread = Annotated[float, Field(ge=0, le=2)]
@@ -48,8 +72,8 @@ class Link(_Entry):
     """One port of messages. ``bandwidth``: bytes/s, one way, both at once. ``latency``: seconds of
     a message beside its bytes. ``ranks``: those that share the port."""
 
-    bandwidth: Rate
-    latency: Seconds
+    bandwidth: Bandwidth
+    latency: Latency
     ranks: Count = 1
 
 
@@ -91,9 +115,9 @@ class Hardware(_Entry):
     """
 
     title: str
-    memory: Rate | None = None
-    memory_bandwidth: Rate
-    peak: Annotated[Mapping[Dtype, Rate], Field(min_length=1)]
+    memory: Bytes | None = None
+    memory_bandwidth: Bandwidth
+    peak: Annotated[Mapping[Dtype, Flops], Field(min_length=1)]
     ranks_per_node: Count
     inner: Link
     outer: Link
@@ -104,8 +128,8 @@ class Hardware(_Entry):
     call: Seconds = 0.0
     spread: Spread = 0.1
     price: Positive | None = None
-    host: Rate = 24.0e9  # PCIe 4 x16
-    host_memory: Rate | None = None
+    host: Bandwidth = 24.0e9  # PCIe 4 x16
+    host_memory: Bytes | None = None
     sources: tuple[str, ...] = ()
     cores: Count | None = None
     shared: Share = 1.0
@@ -126,6 +150,9 @@ class Hardware(_Entry):
         for curve in self.attention:
             if max(curve.rates.values()) > _OVER * self.peak.get(curve.dtype, math.inf):
                 raise ValueError(f"attention in {curve.dtype} far beyond the peak; both are FLOP/s")
+            if self.tables is None and (least := min(curve.rates.values())) < _SLOWEST:
+                rate = f"a rate of attention in {curve.dtype}: got {least:g}"
+                raise ValueError(f"{rate}, expected FLOP/s, at least {_SLOWEST:g}")
         for name in filter(None, (self.tables, self.collectives)):
             if name not in measured.systems():
                 raise ValueError(unknown("measured system", name, measured.systems()))

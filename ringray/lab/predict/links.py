@@ -104,8 +104,6 @@ class ClusterLinks(BaseModel):
         if not nodes:
             return None
         mine = [[pair for pair in pairs if node in pair.nodes] for node in nodes]
-        return Link(
-            bandwidth=min(median_low(pair.bandwidth for pair in some) for some in mine),
-            latency=max(median_high(pair.latency for pair in some) for some in mine),
-            ranks=hardware.outer.ranks,
-        )
+        bandwidth = min(median_low(pair.bandwidth for pair in some) for some in mine)
+        latency = max(median_high(pair.latency for pair in some) for some in mine)
+        return hardware.outer.model_copy(update={"bandwidth": bandwidth, "latency": latency})

@@ -267,6 +267,14 @@ MINE = """mine:
         ("8.0e+10", "80 GB", "mine.memory: got '80 GB', expected a valid number"),
         ("peak: {float32: 1.0e+14}", "peak: {float23: 1.0e+14}", "did you mean 'float32'?"),
         ("{1024: 1.0e+13}", "{1024: 1.0e+30}", "far beyond the peak; both are FLOP/s"),
+        ("{1024: 1.0e+13}", "{1024: 170}", "got 170, expected FLOP/s, at least 1e+06"),
+        ("8.0e+10", "80", "mine.memory: got 80, expected 1e+08 to 1e+30 bytes"),
+        ("8.0e+10", ".nan", "mine.memory: got nan, expected 1e+08 to 1e+30 bytes"),
+        ("1.0e+12", "864", "mine.memory_bandwidth: got 864, expected 1e+06 to 1e+30 bytes/s"),
+        ("1.0e+14", "362", "mine.peak.float32: got 362, expected 1e+06 to 1e+30 FLOP/s"),
+        ("1.0e+11", "11", "mine.inner.bandwidth: got 11, expected 1e+06 to 1e+30 bytes/s"),
+        ("1.0e-6", "20", "mine.inner.latency: got 20, expected 0 to 1 seconds"),
+        ("products: 0.7", "products: 0.7\n  host: 24", "mine.host: got 24, expected 1e+06 to"),
     ],
 )
 def test_a_wrong_file_is_told_by_its_field(

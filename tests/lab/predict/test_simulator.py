@@ -11,7 +11,7 @@ import pytest
 
 from ringray import transport
 from ringray.lab.predict import cost_model
-from ringray.lab.predict.hardware import Fleet, Hardware, Noise, entry
+from ringray.lab.predict.hardware import Fleet, Hardware, Link, Noise, entry
 from ringray.lab.predict.simulator import Cores, PassWork, RingRanks, simulate
 from ringray.lab.ring.order import RankLocation, crossings, ordered
 from ringray.lab.trial.config import TrialConfig
@@ -25,18 +25,21 @@ from tests.support.point import point
 
 # Bytes of a message of one row are its seconds within a node, ten times as many between nodes.
 LINKS = {
-    "title": "a clock", "memory_bandwidth": 1e30, "peak": {"float32": 1.0}, "ranks_per_node": 64,
+    "title": "a clock", "memory_bandwidth": 1e30, "peak": {"float32": 1e6}, "ranks_per_node": 64,
     "products": 1.0, "call": 0.0,
     "attention": [
-        {"dtype": "float32", "head_dim": 1, "direction": way, "causal": False, "rates": {1: 1.0}}
+        {"dtype": "float32", "head_dim": 1, "direction": way, "causal": False, "rates": {1: 1e6}}
         for way in ("forward", "backward")
     ],
     "inner": {"bandwidth": 1.0, "latency": 0.0}, "outer": {"bandwidth": 0.1, "latency": 0.0},
 }  # fmt: skip
 
 
-def clock(**changed: object) -> Hardware:
-    return entry({**LINKS, **changed}, "test")
+def clock(**changed: Any) -> Hardware:
+    """An entry whose links are slower than those of any hardware."""
+    fields = {**LINKS, **changed}
+    links = {name: Link.model_construct(**fields[name]) for name in ("inner", "outer")}
+    return entry(fields | links, "test")
 
 
 def ring(
