@@ -175,6 +175,7 @@ class _Config:
             beside.append(f"biases ({', '.join(biases)})")
         if beside:
             self.assumptions[f"not counted: {', '.join(beside)}"] = None
+        positions = self.facts.get("max_position_embeddings")
         uniform = Model(
             name=name,
             layers=layers,
@@ -187,6 +188,7 @@ class _Config:
             gated=mlp.gated,
             tied=self.truth("tie_word_embeddings"),
             heads_ahead=self.optional("num_nextn_predict_layers") or 0,
+            positions=positions if isinstance(positions, int) else 0,
             assumptions=tuple(self.assumptions),
         )
         return uniform if uniform.groups == groups else replace(uniform, mixed=groups)

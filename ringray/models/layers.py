@@ -218,8 +218,9 @@ class Model:
 
     ``mixed``: groups of layers that are not all plain full attention and an MLP of the sizes
     before, which are those of its main attention and MLP then; empty where all are.
-    ``heads_ahead``: for tokens after the next one, which no total here counts. ``assumptions``:
-    about what a model's file does not say, sentences.
+    ``heads_ahead``: for tokens after the next one, which no total here counts. ``positions``:
+    tokens that it was made for, 0 if it is not known. ``assumptions``: about what a model's file
+    does not say, sentences.
     """
 
     name: str
@@ -234,6 +235,7 @@ class Model:
     tied: bool = False
     mixed: tuple[LayerGroup, ...] = ()
     heads_ahead: int = 0
+    positions: int = 0
     assumptions: tuple[str, ...] = ()
 
     @cached_property
@@ -261,7 +263,7 @@ class Model:
     @property
     def plain(self) -> dict[str, Any]:
         """Returns its name and sizes, by field: all there is to a model of plain layers."""
-        beside = ("mixed", "heads_ahead", "assumptions")
+        beside = ("mixed", "heads_ahead", "positions", "assumptions")
         names = (item.name for item in fields(self) if item.name not in beside)
         return {name: getattr(self, name) for name in names}
 

@@ -20,7 +20,7 @@ from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration, layouts, pooling
 from ringray.lab.predict.advise import Proposal
 from ringray.lab.predict.fitting import fitted, past_trials
-from ringray.lab.predict.hardware import Fleet
+from ringray.lab.predict.hardware import Fleet, Positive
 from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.report import tables
 from ringray.lab.specs import model as specs
@@ -56,7 +56,9 @@ def _reads(kind: Kind) -> Callable[[str], Any]:
 _count = _reads(whole(1, 1 << 24))
 _length = _reads(tokens(1, layouts.LONGEST))
 _dtype = _reads(one_of(DTYPES, sections.DTYPE_ALIASES))
-_price = _reads(Kind(Annotated[float, Field(gt=0, le=1e12, strict=False)], "a number above 0"))
+_price = _reads(
+    Kind(Annotated[Positive, Field(strict=False)], "a number above 0, from 1e-9 to 1e9")
+)
 
 
 def _batch(text: str) -> tuple[int, bool]:
@@ -129,7 +131,7 @@ def _requests(arguments: argparse.Namespace) -> list[TrainingRequest]:
                 flags = (f"--{some.replace('_', '-')}" for some in (name, instead, option))
                 raise UserError("{}: expected beside {}, not {}".format(*flags))
     if (arguments.context is None) != arguments.max_context:
-        raise UserError("--context: expected the tokens of a sequence, or else --max-context")
+        raise UserError("--context: expected the tokens of a sequence, or --max-context, not both")
     model = sizes.named(arguments.model, {name: getattr(arguments, name) for name in _SIZES})
     context = arguments.context or layouts.LONGEST
     batch, has_unit = arguments.batch or (max(1, _BATCH // context) * context, True)

@@ -189,6 +189,8 @@ def compared(requests: Sequence[TrainingRequest]) -> Answer:
     lines = [f"{name.capitalize()}: {on}" for name, on in named.items() if on]
     if fitting and named["cheapest"] is None:
         lines.append("Cheapest: no price is known; give --price P or FLEET=P, of a rank and hour")
+    elif unpriced := [fleet["on"] for fleet in fitting if fleet["price"] is None]:
+        lines.append(f"Not compared by price: {', '.join(unpriced)}; give FLEET=P or --price P")
     lines += [f"{some['on']} is left out: {some['reason']}" for some in fleets if some["reason"]]
     headings = ("fleet", "layout", "transport", "kept", "step", "±", "tokens/s", "room", *_PRICES)
     rows = ({"fleet": fleet["on"]} | _cells(fleet["proposal"]) for fleet in fitting)

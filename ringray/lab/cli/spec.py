@@ -139,11 +139,11 @@ def _price(text: str | None) -> float | None:
         return None
     with suppress(ValueError):
         price = float(text)
-        if 0 <= price < math.inf:
+        if 0 <= price <= 1e9:
             return price
     raise UserError(
-        f"--price: got {text!r}, expected a number of at least 0 such as 2.5: the price of a rank "
-        "and hour"
+        f"--price: got {text!r}, expected a number from 0 to 1e9 such as 2.5: the price of a "
+        "rank and hour"
     )
 
 

@@ -65,6 +65,8 @@ class TrainingRequest:
     def assumptions(self, degrees: Degrees, training: Training) -> list[str]:
         """Returns what is taken for granted about such a training, as sentences."""
         lines = layers.assumptions(self.model, degrees)
+        if 0 < self.model.positions < training.context:
+            lines.append(f"the config's positions end at {self.model.positions:,}")
         return lines + rank_memory.waiting(self.model, degrees, training, self.on)
 
     def attention(self, degrees: Degrees, **chosen: Any) -> TrialConfig:
@@ -164,7 +166,7 @@ def least(request: TrainingRequest, degrees: Degrees, attention: float | None = 
     return max(ways, key=lambda way: way.room)
 
 
-def too_large(request: TrainingRequest) -> UserError:
+def too_large(request: TrainingRequest, option: str = "--context") -> UserError:
     """Returns the error with the layout that needs least, and what would help."""
     every = (least(request, degrees) for degrees in possible(request))
     best, training, held, room = max(every, key=lambda way: way.room)
@@ -175,7 +177,7 @@ def too_large(request: TrainingRequest) -> UserError:
         "working": "more ranks for CP, TP, or a shorter context, which --max-context finds",
     }[held.largest]
     return UserError(
-        f"--context: {request.context:,} tokens of {request.model.name} "
+        f"{option}: {request.context:,} tokens of {request.model.name} "
         f"fit into no layout of {request.on}: "
         f"the smallest, {best}, takes {units.memory(held.total)} per rank, "
         f"{units.memory(-room)} more than can be used ({held}"
@@ -201,7 +203,7 @@ def max_context(request: TrainingRequest) -> Least:
     for degrees in possible(request):
         best = _longer(request, degrees, best.training.context if best else 0) or best
     if best is None:
-        raise too_large(request)
+        raise too_large(request, "--max-context")
     return best
 
 

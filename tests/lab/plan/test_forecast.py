@@ -218,7 +218,9 @@ def test_the_commands_know_what_is_ruled_out(
     hours = 2 * sum(trial["measuring_s"] for trial in made["trials"]) / 3600
     assert totals["rank_hours"] == pytest.approx(hours)
     assert totals["cost"] == pytest.approx(2.5 * hours)
-    said = capsys.readouterr().out
+    assert main(["plan", str(path), "--price", "1e10"]) == 2
+    said, refused = capsys.readouterr()
+    assert "--price: got '1e10', expected a number from 0 to 1e9" in refused
     assert f"rank-hours for {2.5 * hours:,.2f} at 2.5 each" in said
     assert "1 point pruned: limits.rank_memory" in said
     monkeypatch.setattr(provenance, "memory_bytes", lambda: 2 * MIB)

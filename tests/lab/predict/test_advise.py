@@ -272,7 +272,11 @@ def test_max_context(capsys: pytest.CaptureFixture[str]) -> None:
         (["8b", "--context", "8k", "--on", "h100:8", "--ep", "2"], "llama3-8b has no experts"),
         (["8b", "--max-context", "--on", "h100:8", "--ep", "2"], "--ep 2: cannot be, as llama3-8b"),
         (["qwen3-30b-a3b", "--context", "8k", "--on", "h100:8", "--ep", "3"], "EP experts and DP"),
+        (["8b", "--context", "8k", "--on", "h100:8", "--price", "1e10"], "from 1e-9 to 1e9"),
+        (["8b", "--context", "8k", "--compare", "h100:8=1e-10"], "from 1e-9 to 1e9"),
         (["8b", "--on", "h100:8"], "--context: expected the tokens"),
+        (["8b", "--on", "h100:8", "--context", "8k", "--max-context"], "--max-context, not both"),
+        (["405b", "--on", "h100:1", "--max-context"], "error: --max-context: 64 tokens"),
         (["8b", "--context", "1M", "--on", "h100:8", "--dtype", "fp8"], "--dtype: got 'fp8'"),
         (["8b", "--context", "100M", "--on", "h100:8"], "more than can be used"),
         (["8b", "--max-context", "--on", "h100:8", "--batch", "2"], "--batch: expected beside"),
@@ -342,6 +346,9 @@ def test_fleets_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "Fastest: h" in printed
     assert "Cheapest: no price is known" in printed
+    assert cli.main(["advise", "8b", "--context", "64k", "--compare", "h100:8=2", "h200:8"]) == 0
+    printed = capsys.readouterr().out
+    assert "Cheapest: h100:8\nNot compared by price: h200:8; give FLEET=P" in printed
 
 
 def test_assumptions_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -361,6 +368,20 @@ def test_assumptions_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     for transport, lines in (("hybrid:8", 0), ("ring", 1)):
         some = best._replace(config=best.config.changed(transport=transport))
         assert len(advise.assumptions(long, some)) == lines
+
+
+def test_a_context_beyond_the_positions_of_a_config_is_assumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 8}
+    sizes |= {"num_hidden_layers": 8, "vocab_size": 8, "max_position_embeddings": 4096}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    for asked, beyond in (
+        (["--context", "4k"], False), (["--context", "8k"], True), (["--max-context"], True)
+    ):  # fmt: skip
+        assert cli.main(["advise", str(tmp_path), "--on", "h100:1", *asked]) == 0
+        printed = capsys.readouterr().out
+        assert ("Assumed: the config's positions end at 4,096\n" in printed) == beyond
 
 
 # Transformers around the attention
