@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.utils._pytree import tree_leaves
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.comm.ring import connect
+from ringray.models.decoder import Layer
 
 Wait = Callable[[], object]  # returns when a copy is done, or raises OSError
 Read = Callable[[], tuple[Tensor, Wait]]  # begins to copy a tensor back to its device
@@ -35,7 +38,7 @@ _INPUTS = 64
 
 
 class OffloadError(ValueError):
-    """There was no room for a layer's input. It stayed on its device, so that no step is lost."""
+    """A layer's input could not leave. It stayed on its device, so that no step is lost."""
 
 
 class PinnedMemory:
@@ -158,17 +161,15 @@ class Away:
 
 
 class _OffloadThread(threading.local):
-    """State of this thread. ``latest``: the input that left last in a forward pass; ``passes``: of
-    layers, those under way."""
+    """State of this thread. ``latest``: the input that left last in a forward pass."""
 
     def __init__(self) -> None:
         self.latest: Callable[[], Away | None] = _nothing
-        self.passes: list[_Pass] = []
 
 
 class Offload:
-    """The inputs of a model's layers that are away, and the hooks of the model that send them. A
-    copy of the model shares them; one that was saved and loaded has its own."""
+    """The inputs of a model's layers that are away. A copy of the model shares them; one that was
+    saved and loaded has its own."""
 
     def __init__(self, group: dist.ProcessGroup | None, folder: Path | None) -> None:
         self.stores: dict[torch.device, PinnedMemory | Files] = {}
@@ -189,7 +190,7 @@ class Offload:
         return sum(away.bytes for away in self._away if away.x is None)
 
     def leave(self, x: Tensor) -> Away | Tensor:
-        """Sends a layer's input away, or returns it where there is no room."""
+        """Sends a layer's input away, or returns it where that fails."""
         x = x.detach()
         if isinstance(x, AsyncCollectiveTensor):  # a message of TP may be under way
             x = x.trigger_wait()
@@ -207,7 +208,7 @@ class Offload:
 
     @torch.compiler.disable
     def begin(self, *_: Any) -> None:
-        """Begins a forward pass; raises an error on every rank if one had no room before."""
+        """Begins a forward pass; raises an error on every rank if an input stayed before."""
         self._thread.latest = _nothing
         if not torch.is_grad_enabled():
             return
@@ -215,60 +216,73 @@ class Offload:
             error, self._error = self._error, None
             if error is not None:
                 raise OffloadError(
-                    "offload: no room for a layer's input, which on CPUs goes to "
-                    f"{self._folder or tempfile.gettempdir()}: {error}. It stayed where it was, so "
-                    "the step before is as any other"
+                    "offload: a layer's input could not leave, on CPUs to "
+                    f"{self._folder or tempfile.tempdir or '$TMPDIR'}: {error}. It stayed where it "
+                    "was, so the step before is as any other"
                 )
             agree(self._comm, AgreedCall("offload"))
 
-    @torch.compiler.disable
-    def before(self, layer: nn.Module, args: Any, options: Any) -> None:
-        """Begins the forward pass of a layer."""
-        if layer.training and torch.is_grad_enabled():
-            self._thread.passes.append(_Pass(self, layer, args, options))
 
-    @torch.compiler.disable
-    def behind(self, layer: nn.Module, _: Any, out: Any) -> None:
-        """Ends the forward pass of a layer; ``out``: None behind an error."""
-        passes = self._thread.passes
-        if passes and passes[-1].layer is layer:
-            passes.pop().end(out)
+class _Forward:
+    """The forward of a layer that sends its input away. Set on the layer, in place of that of its
+    class or of ``own``, it ends with every exception, as hooks of a module do not. Copies of the
+    layer have their own."""
+
+    def __init__(self, offload: Offload, name: str, layer: nn.Module, own: Any) -> None:
+        self._offload, self._name, self._own = offload, name, own
+        self._layer = weakref.ref(layer)  # which has this: its memory is free when it is dropped
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Forward, (self._offload, self._name, self._layer(), self._own)
+
+    @torch.compiler.disable(recursive=False)
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        layer: Any = self._layer()
+        forward = self._own or partial(type(layer).forward, layer)
+        if not (layer.training and torch.is_grad_enabled()):
+            return forward(*args, **options)
+        saved = _Saved(self._offload, args, options)
+        try:
+            with saved_tensors_hooks(saved.pack, lambda x: x.back() if isinstance(x, Away) else x):
+                out = forward(*args, **options)
+            saved.check(out, f"offload: {self._name}: a {type(layer).__name__}")
+        finally:
+            vars(saved).clear()  # the graph keeps the hooks
+        return out
 
 
-class _Pass(saved_tensors_hooks):
-    """The forward pass of a layer, whose saved tensors are looked at."""
+class _Saved:
+    """What the forward pass of a layer saves."""
 
-    def __init__(self, offload: Offload, layer: nn.Module, args: Any, options: Any) -> None:
-        super().__init__(self._pack, lambda x: x.back() if isinstance(x, Away) else x)
-        self._offload, self.layer = offload, layer
+    def __init__(self, offload: Offload, args: Any, options: Any) -> None:
+        self._offload = offload
         self._inputs = [x for x in tree_leaves((args, options)) if isinstance(x, Tensor)]
         # The stream between layers comes first; of DTensors it is not known how they leave.
         plain = (x for x in self._inputs if type(x) in (Tensor, AsyncCollectiveTensor))
         self._stream = [x for x in plain if x.is_floating_point()][:1]
         self._kept: Away | Tensor | None = None  # in place of the stream
         self._version, self._keeps_others = 0, False
-        self.__enter__()
 
-    def end(self, out: Any) -> None:
-        """Ends it."""
-        self.__exit__()
-        kept, inputs, stream = self._kept, self._inputs, self._stream
-        self._kept, self._inputs, self._stream = None, [], []
+    def check(self, out: Any, layer: str) -> None:
+        """Lets the stream go; raises ValueError for a layer that needs more than it keeps."""
+        kept = self._kept
         if isinstance(kept, Away):
             kept.release()
-        if kept is not None and stream[0]._version != self._version:
-            raise ValueError("offload: a layer changes its input in place")
+        if kept is not None and self._stream[0]._version != self._version:
+            raise ValueError(f"{layer} changes its input in place")
         # A layer that returns its input, or needs no gradient, keeps nothing.
-        made = [x for x in tree_leaves(out) if isinstance(x, Tensor) and not _among(inputs, x)]
+        outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        made = [x for x in outputs if not _among(self._inputs, x)]
         if self._keeps_others or (kept is None and any(x.requires_grad for x in made)):
             raise ValueError(
-                f"offload: a {type(self.layer).__name__} keeps other tensors than the first that "
-                "it is called with, expected a layer whose forward is checkpointed: kept='input' "
-                "of a Decoder, gradient_checkpointing_enable() without its own offload, or "
-                "checkpoint_wrapper(layer)"
+                f"{layer} keeps other tensors than the first that it is called with, expected a "
+                "layer whose forward is checkpointed: kept='input' of a Decoder, "
+                "gradient_checkpointing_enable() without its own offload, or "
+                "checkpoint_wrapper(layer); layers= leaves others out"
             )
 
-    def _pack(self, x: Tensor) -> Away | Tensor:
+    def pack(self, x: Tensor) -> Away | Tensor:
+        """Sends the stream away, and looks whether another tensor is saved."""
         if _among(self._stream, x):
             if self._kept is None:
                 self._kept, self._version = self._offload.leave(x), self._stream[0]._version
@@ -289,6 +303,7 @@ def _among(tensors: list[Tensor], x: Tensor) -> bool:
 def offload(
     model: nn.Module,
     *,
+    layers: Iterable[nn.Module] | None = None,
     group: dist.ProcessGroup | None = None,
     folder: str | Path | None = None,
 ) -> Offload:
@@ -297,6 +312,8 @@ def offload(
     Args:
         model: its layers are checkpointed in their forward, whose first tensor is the stream
             between layers, (B, S, H).
+        layers: of the model; None: those whose class says that they are checkpointed (Hugging
+            Face's, a ``Decoder``'s and ``checkpoint_wrapper``), or else those of its only list.
         group: the ranks that run forwards of this model at the same time; None: all.
         folder: of the files of CPU ranks, on a disk; None: that of temporary files ($TMPDIR).
 
@@ -304,33 +321,70 @@ def offload(
         An object whose ``bytes`` are away.
 
     Raises:
-        ValueError: on every rank, a model without layers or whose layers were here before, a
-            folder that is not there. A forward raises it for a layer that is not checkpointed, and
-            OffloadError, on every rank of ``group``, if there was no room in the one before.
+        ValueError: on every rank, a model of which it is not clear what its layers are, or whose
+            layers were here before, a folder that is not there. A forward raises it for a layer
+            that is not checkpointed, and OffloadError, on every rank of ``group``, if an input
+            could not leave in the one before.
     """
     comm = connect(group)
     with refusing(comm):
-        if not (layers := layers_of(model)):
-            raise ValueError(f"model: {type(model).__name__} has no list of layers of one class")
-        hooks = layers[0]._forward_hooks.values()
-        if any(isinstance(getattr(hook, "__self__", None), Offload) for hook in hooks):
-            raise ValueError(f"model: inputs of its {len(layers)} layers leave the device already")
+        chosen = _chosen(model, layers)
+        lists = ", ".join(dict.fromkeys(name.rpartition(".")[0] or name for name in chosen))
+        if any(isinstance(vars(layer).get("forward"), _Forward) for layer in chosen.values()):
+            raise ValueError(
+                f"model: inputs of its {len(chosen)} layers leave the device already ({lists})"
+            )
         if folder is not None and not Path(folder).is_dir():
             raise ValueError(f"folder: got {folder}, expected one that exists")
-        agree(comm, AgreedCall("offload", model=type(model).__name__, layers=len(layers)))
+        agree(comm, AgreedCall("offload", model=type(model).__name__, layers=len(chosen)))
     made = Offload(group, None if folder is None else Path(folder).absolute())
-    for layer in layers:
-        layer.register_forward_pre_hook(made.before, with_kwargs=True)
-        layer.register_forward_hook(made.behind, always_call=True)
+    for name, layer in chosen.items():
+        layer.forward = _Forward(made, name, layer, vars(layer).get("forward"))
     model.register_forward_pre_hook(made.begin)
     return made
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """Returns the layers of a model: of its longest list of modules of one class."""
-    containers = (x for x in model.modules() if isinstance(x, nn.ModuleList | nn.ModuleDict))
-    lists = ([*container.children()] for container in containers)
-    alike = [some for some in lists if len({*map(type, some)}) == 1]
-    # Containers have no forward.
-    called = [some for some in alike if type(some[0]).forward is not nn.Module.forward]
-    return max(called, key=len, default=[])
+    """Returns the layers of a model: of its longest list."""
+    lists = [list(some.children()) for some in _outermost(model, _is_list)]
+    return max(lists, key=len, default=[])
+
+
+def _chosen(model: nn.Module, layers: Iterable[nn.Module] | None) -> dict[str, nn.Module]:
+    """Returns the layers that send their inputs, by name."""
+    names, kind = {part: name for name, part in model.named_modules()}, type(model).__name__
+    lists = _outermost(model, _is_list)
+    chosen = _outermost(model, _is_checkpointed) if layers is None else list(layers)
+    if layers is not None and not (chosen and names.keys() >= set(chosen)):
+        raise ValueError(f"layers: expected modules of the {kind}, one or more")
+    if not chosen and len(lists) != 1:
+        several = "several lists of layers: " + ", ".join(map(names.__getitem__, lists))
+        raise ValueError(
+            f"model: {kind} has {several if lists else 'no list of layers'}; expected one, "
+            "layers=, or layers whose checkpointing is on"
+        )
+    return {names[layer]: layer for layer in chosen or lists[0].children()}
+
+
+def _outermost(part: nn.Module, wanted: Callable[[nn.Module], bool]) -> list[nn.Module]:
+    """Returns modules that are wanted, but not those inside of them."""
+    if wanted(part):
+        return [part]
+    return [*dict.fromkeys(x for child in part.children() for x in _outermost(child, wanted))]
+
+
+def _is_checkpointed(part: nn.Module) -> bool:
+    """Returns whether the class of a module says that it is a checkpointed layer."""
+    hf = sys.modules.get("transformers.modeling_layers")  # imported where there is such a layer
+    if hf is not None and isinstance(part, hf.GradientCheckpointingLayer):
+        return bool(part.gradient_checkpointing)
+    return isinstance(part, CheckpointWrapper | Layer)
+
+
+def _is_list(part: nn.Module) -> bool:
+    """Returns whether a module is a list of modules that are called, which containers are not. A
+    dictionary of several classes has the parts of a model."""
+    kinds = {type(child) for child in part.children()}
+    alike = isinstance(part, nn.ModuleDict) and len(kinds) == 1
+    listed = bool(kinds) and (alike or isinstance(part, nn.ModuleList))
+    return listed and all(kind.forward is not nn.Module.forward for kind in kinds)
