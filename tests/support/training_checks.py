@@ -59,6 +59,20 @@ def losses_are(
         assert got.tokens == want.tokens
 
 
+def the_first_step_holds_all(rank: int, size: int) -> None:
+    """What fits in the first step fits in the second: the optimizer's numbers are there."""
+    made = trainer(Degrees(cp=2))
+
+    def held() -> int:
+        states = made.optimizer.state.values()
+        return sum(x.numel() * x.element_size() for state in states for x in state.values())
+
+    before = held()
+    assert before >= 8 * TINY.parameters
+    made.step()
+    assert held() == before
+
+
 def answers_are_whole(degrees: Degrees, recipe: Recipe, rank: int, size: int) -> None:
     """A mesh answers as a model that holds all rows, at any length."""
     made = Trainer(TINY, meshes.make_mesh(degrees), recipe, RandomTokens(TINY.vocab))

@@ -52,6 +52,10 @@ def test_every_mesh_has_the_losses_of_one_process(degrees: Degrees, alone: Any) 
     on_ring(degrees.ranks, [partial(checks.losses_are, wanted, degrees, checks.RECIPE)])
 
 
+def test_the_first_step_holds_what_every_step_does() -> None:
+    on_ring(2, [checks.the_first_step_holds_all])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("degrees", MESHES, ids=str)
 def test_losses_stay_those_of_one_process_for_100_steps(degrees: Degrees, alone: Any) -> None:
