@@ -102,7 +102,9 @@ class Trainer:
         runs out of memory in the second step does so in the first."""
         for group in self.optimizer.param_groups:
             for weight in group["params"]:
-                steps = torch.zeros((), device=weight.device if group["fused"] else "cpu")
+                steps = torch.zeros(
+                    (), dtype=torch.float32, device=weight.device if group["fused"] else "cpu"
+                )
                 first, second = torch.zeros_like(weight), torch.zeros_like(weight)
                 self.optimizer.state[weight] = {
                     "step": steps, "exp_avg": first, "exp_avg_sq": second

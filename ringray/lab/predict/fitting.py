@@ -185,8 +185,9 @@ def _scaled(on: Fleet, factors: Mapping[Part, float]) -> Hardware:
         curves.append(curve.model_copy(update={"rates": rate}))
 
     def slower(was: Link, by: float) -> Link:
-        scaled = {"bandwidth": was.bandwidth / by, "latency": was.latency * by}
-        return was.model_copy(update=scaled)
+        # As computed: it may lie beyond the bounds of what is written in a file.
+        bandwidth, latency = was.bandwidth / by, was.latency * by
+        return Link.model_construct(bandwidth=bandwidth, latency=latency, ranks=was.ranks)
 
     inner = slower(hardware.inner, factors.get("inner", 1.0))
     outer = slower(hardware.outer, 1.0 if on.linked else factors.get("outer", 1.0))

@@ -106,4 +106,6 @@ class ClusterLinks(BaseModel):
         mine = [[pair for pair in pairs if node in pair.nodes] for node in nodes]
         bandwidth = min(median_low(pair.bandwidth for pair in some) for some in mine)
         latency = max(median_high(pair.latency for pair in some) for some in mine)
-        return hardware.outer.model_copy(update={"bandwidth": bandwidth, "latency": latency})
+        # As measured: it may lie beyond the bounds of what is written in a file.
+        ranks = hardware.outer.ranks
+        return Link.model_construct(bandwidth=bandwidth, latency=latency, ranks=ranks)
