@@ -27,6 +27,7 @@ def manifest(spec: str) -> dict[str, Any]:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
+        # A name that is generated: the same sweep can be created again, which continues it.
         "metadata": {"generateName": "ringray-"},
         "spec": {
             "entrypoint": shlex.join(["python", "-m", "ringray", "run", spec]),

@@ -204,11 +204,13 @@ class _Config:
         others, full = self.rules.get("others", "full"), self.entries("attn_layer_indices")
         every, swapped = self.rules.get("full_every"), "swapped" in self.rules
         switched = "use_sliding_window" not in self.default or self.truth("use_sliding_window")
+        # A window that is off, or has no size, is none.
         if others == "window" and not (switched and self.optional("sliding_window")):
             return ["full"] * layers
         if (counted := self.entries("linear_full_attn_layers")) is not None:
             full = [layer - 1 for layer in counted if isinstance(layer, int)]  # from 1 on
         elif "no_rope_layer_interval" in self.default and self.get("no_rope_layers"):
+            # 0 where a layer has no rotary positions; an empty list means each n-th layer.
             flags = self.entries("no_rope_layers", layers) or ()
             full = [layer for layer, rotated in enumerate(flags) if not rotated]
         elif every:

@@ -85,6 +85,7 @@ class _File(io.FileIO):
     def move(self, call: Callable[..., int], start: int, x: Tensor) -> None:
         """Writes a tensor at ``start``, or reads it, its bytes in the order of memory: so those of
         one that is read are a view."""
+        # `empty_like` closes gaps of the strides, as the tensor that is read has none.
         strides = torch.empty_like(x, device="meta").stride()
         x = x.permute(sorted(range(x.dim()), key=strides.__getitem__, reverse=True))
         view, done = memoryview(x.flatten().view(torch.uint8).numpy().data), 0
@@ -109,6 +110,7 @@ class Files(threading.local):
         # A fork has the same files, in which it would write where its parent does.
         if file is None or file.inputs == _INPUTS or file.pid != os.getpid():
             file = _File(self._folder)
+            # Only inputs hold the file: the last one that goes closes it, and frees its room.
             self._latest = weakref.ref(file)
         start = file.end
         file.move(os.pwritev, start, x)
@@ -238,6 +240,7 @@ class _Forward:
     @torch.compiler.disable(recursive=False)
     def __call__(self, *args: Any, **options: Any) -> Any:
         layer: Any = self._layer()
+        # Looked up in each call: FSDP gives a layer another class after this was set.
         forward = self._own or partial(type(layer).forward, layer)
         if not (layer.training and torch.is_grad_enabled()):
             return forward(*args, **options)
@@ -265,15 +268,16 @@ class _Saved:
 
     def check(self, out: Any, layer: str) -> None:
         """Lets the stream go; raises ValueError for a layer that needs more than it keeps."""
-        kept = self._kept
-        if isinstance(kept, Away):
-            kept.release()
-        if kept is not None and self._stream[0]._version != self._version:
+        stream = self._kept
+        if isinstance(stream, Away):
+            # Its copy is done before the layer's caller may free or change the tensor.
+            stream.release()
+        if stream is not None and self._stream[0]._version != self._version:
             raise ValueError(f"{layer} changes its input in place")
         # A layer that returns its input, or needs no gradient, keeps nothing.
         outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
         made = [x for x in outputs if not _among(self._inputs, x)]
-        if self._keeps_others or (kept is None and any(x.requires_grad for x in made)):
+        if self._keeps_others or (stream is None and any(x.requires_grad for x in made)):
             raise ValueError(
                 f"{layer} keeps other tensors than the first that it is called with, expected a "
                 "layer whose forward is checkpointed: kept='input' of a Decoder, "

@@ -102,6 +102,7 @@ class Trainer:
         runs out of memory in the second step does so in the first."""
         for group in self.optimizer.param_groups:
             for weight in group["params"]:
+                # Fused Adam counts on the device, the others on the host, as PyTorch makes it.
                 steps = torch.zeros(
                     (), dtype=torch.float32, device=weight.device if group["fused"] else "cpu"
                 )

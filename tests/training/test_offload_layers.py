@@ -137,11 +137,11 @@ def test_a_caller_names_layers_where_it_is_not_clear() -> None:
 def test_a_layer_with_a_forward_of_its_own_keeps_it() -> None:
     """As other libraries replace them, before or later."""
     model, wanted = checks.Stream(2), checks.Stream(2)
-    for one in (model, wanted):
-        one.layers[0].forward = partial(doubled, one.layers[0].forward)
+    for stream in (model, wanted):
+        stream.layers[0].forward = partial(doubled, stream.layers[0].forward)
     away = ringray.offload(model)
-    for one in (model, wanted):
-        one.layers[1].forward = partial(doubled, one.layers[1].forward)
+    for stream in (model, wanted):
+        stream.layers[1].forward = partial(doubled, stream.layers[1].forward)
     x = torch.randn(2, 3)
     out = model(x)
     assert away.bytes == 2 * x.nbytes

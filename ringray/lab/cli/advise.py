@@ -147,6 +147,7 @@ def _requests(arguments: argparse.Namespace) -> list[TrainingRequest]:
         _fleet(arguments, text, price or arguments.price)
         for text, price in arguments.compare or [(arguments.on, None)]
     ]
+    # A fleet is named by its text in tables and JSON, which would not tell two of them apart.
     for name, times in Counter(map(str, fleets)).items():
         if times > 1:
             raise UserError(f"--compare: got {name} {times} times, expected each fleet once")

@@ -150,6 +150,7 @@ class Hardware(_Entry):
         for curve in self.attention:
             if max(curve.rates.values()) > _OVER * self.peak.get(curve.dtype, math.inf):
                 raise ValueError(f"attention in {curve.dtype} far beyond the peak; both are FLOP/s")
+            # Beside tables the rates are factors of what was measured.
             if self.tables is None and (least := min(curve.rates.values())) < _SLOWEST:
                 rate = f"a rate of attention in {curve.dtype}: got {least:g}"
                 raise ValueError(f"{rate}, expected FLOP/s, at least {_SLOWEST:g}")

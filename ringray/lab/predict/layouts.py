@@ -215,6 +215,8 @@ def _longer(request: TrainingRequest, degrees: Degrees, than: int) -> Least | No
     def holding(count: int) -> Least:
         return least(replace(request, context=count * unit), degrees)
 
+    # Memory grows with the context: a layout that does not hold a little more than the best so far
+    # holds no longer one, and of the rest all that is too long follows all that fits.
     first = than // unit + 1
     if first * unit > LONGEST or holding(first).room < 0:
         return None

@@ -128,8 +128,8 @@ def test_the_longest_context_fits_and_no_longer() -> None:
     asked = training_request(1, 1, fleet="h100:4")
     reach = layouts.max_context(asked)
     assert reach.memory.total <= asked.usable_bytes
-    at = replace(asked, context=reach.training.context)
-    assert layouts.least(at, reach.degrees).memory.total <= asked.usable_bytes
+    longest = replace(asked, context=reach.training.context)
+    assert layouts.least(longest, reach.degrees).memory.total <= asked.usable_bytes
     longer = replace(asked, context=int(reach.training.context * 1.02))
     for degrees in layouts.possible(longer):
         assert layouts.least(longer, degrees).memory.total > asked.usable_bytes
