@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ringray.training.offload import offload
     from ringray.training.parallelize import parallelize
     from ringray.tuning.lookup import tuned_strategy
+    from ringray.verification import verify
     from ringray_kernels.config import Blocks
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "sharded_cross_entropy",
     "tuned_strategy",
     "unshard",
+    "verify",
 ]
 
 _HOME = {
@@ -58,6 +60,7 @@ _HOME = {
     "sharded_cross_entropy": "ringray.nn",
     "tuned_strategy": "ringray.tuning.lookup",
     "unshard": "ringray.attention.sharding",
+    "verify": "ringray.verification",
 }
 
 

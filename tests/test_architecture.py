@@ -30,6 +30,8 @@ ORDER = (
     "ringray.nn",
     "ringray.models",
     "ringray.training",
+    "ringray.plugins",
+    "ringray.verification",
     "ringray",  # the public API: the end of the library
     "ringray.lab",
     "ringray.lab.trial",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from torch import Tensor
 
 from ringray.attention.agreement import RefusedError
 from ringray.attention.sharding import local_positions
-from ringray.nn import attention
 from ringray.partition import BALANCED
 from ringray.training import mesh as meshes
 from ringray.training.checkpoint import Checkpoints
@@ -24,7 +21,7 @@ from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, Ints, RandomT
 from ringray.training.recipe import Degrees, Recipe
 from ringray.training.tasks import Retrieval, Task
 from ringray.training.trainer import Trainer
-from ringray_kernels import api, checks
+from ringray.verification.double import in_double
 from tests.support.training_checks import TEXT, TINY
 
 Source = Corpus | RandomTokens | Task
@@ -70,24 +67,6 @@ def losses_are_alike(folder: Path, steps: int, figures: Path | None, rank: int, 
         if figures and rank == 0:
             worst = max(abs(a - b) / b for a, b in zip(made, want, strict=True))
             (figures / f"{pool}.txt").write_text(f"{worst:.2e}, {want[0]:.4f} to {want[-1]:.4f}")
-
-
-@contextmanager
-def in_double() -> Iterator[None]:
-    """Lets this rank compute in fp64 what it computes in fp32."""
-    before = torch.get_default_dtype()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "float32", torch.float64)
-        patch.setattr(Tensor, "float", Tensor.double)
-        patch.setattr(api, "DTYPES", (torch.float64,))
-        patch.setattr(checks.check_qkv, "__defaults__", ((torch.float64,),))
-        torch.set_default_dtype(torch.float64)
-        attention._rotation.cache_clear()
-        try:
-            yield
-        finally:
-            torch.set_default_dtype(before)
-            attention._rotation.cache_clear()
 
 
 def _gradients(made: Trainer) -> tuple[float, dict[str, Tensor]]:

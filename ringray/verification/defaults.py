@@ -1,0 +1,85 @@
+"""What a target does unless its file or its adapter says otherwise."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from ringray.nn import sharded_cross_entropy
+
+LOSS = "mean"
+UNIT, BATCH, SEQ_LEN = 1, 2, 48
+# What models call the arguments of their forward.
+_SYNONYMS = {
+    "tokens": "input_ids", "ids": "input_ids", "x": "input_ids", "positions": "position_ids",
+    "pos": "position_ids", "cu_seq_lens": "cu_seqlens", "targets": "shift_labels",
+}  # fmt: skip
+
+
+def prepare(model: nn.Module) -> nn.Module:
+    """Leaves the model as it is."""
+    return model
+
+
+def context() -> AbstractContextManager[None]:
+    """Adds nothing to a step."""
+    return nullcontext()
+
+
+def arguments(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the model's forward takes of a batch, by its own names; the first argument is
+    the token ids, whatever its name."""
+    inner = getattr(model, "module", model)
+    parameters = inspect.signature(inner.forward).parameters
+    if not hasattr(inner, "config"):  # only transformers' models shift labels themselves
+        batch = {name: x for name, x in batch.items() if name != "labels"}
+    taken = {name: batch[_SYNONYMS.get(name, name)] for name in parameters
+             if _SYNONYMS.get(name, name) in batch}  # fmt: skip
+    first = next(iter(parameters))
+    if not {"input_ids", "inputs_embeds"} & {_SYNONYMS.get(name, name) for name in taken}:
+        taken[first] = batch["input_ids"]
+    if any(x.kind is x.VAR_KEYWORD for x in parameters.values()) and "ring" in batch:
+        taken |= {name: x for name, x in batch.items() if name not in parameters}
+    if "use_cache" in parameters:  # with a cache, transformers takes packed documents for one
+        taken["use_cache"] = False
+    return taken
+
+
+def step(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+    """Runs a forward; the loss is the model's own, or the mean over all labels of all ranks."""
+    out = model(**arguments(model, batch))
+    if isinstance(out, Tensor):
+        out = {"logits": out} if out.dim() else {"logits": None, "loss": out}
+    elif isinstance(out, tuple):
+        out = {"logits": next(x for x in out if isinstance(x, Tensor) and x.dim() == 3)}
+    loss = out.get("loss") if hasattr(out, "get") else getattr(out, "loss", None)
+    logits = out["logits"] if hasattr(out, "get") else out.logits
+    if loss is None and logits is not None:
+        loss = sharded_cross_entropy(logits, batch["shift_labels"], gradients="mean")
+    return {"logits": logits, "loss": loss}
+
+
+def reduce(model: nn.Module, loss: str = LOSS) -> None:
+    """Averages gradients over all ranks as the ``loss`` is, or sums them; DDP and FSDP do so
+    themselves."""
+    wrappers = (DistributedDataParallel, FSDPModule)
+    if dist.get_world_size() == 1 or any(isinstance(x, wrappers) for x in model.modules()):
+        return
+    for weight in model.parameters():
+        if weight.grad is not None:
+            dist.all_reduce(weight.grad)
+            if loss == "mean":
+                weight.grad /= dist.get_world_size()
+
+
+def grad_norm(model: nn.Module) -> float:
+    """Returns the norm of the gradients, as PyTorch clips them."""
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)

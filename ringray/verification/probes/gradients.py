@@ -1,0 +1,49 @@
+"""Gradients of all ranks, after their reduction, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ringray.verification import mistakes
+from ringray.verification.probes.evidence import Evidence, Skip
+from ringray.verification.verdict import Finding
+
+
+def gradients(evidence: Evidence) -> Iterator[Finding]:
+    """Compares every gradient on every rank."""
+    case = evidence.plain
+    if not case.exact.gradients:
+        raise Skip("the target has no loss to go backward from")
+    allowed = case.allowed_gradient
+    worst = [max(case.gradient_errors(rank).values()) for rank in case.ranks]
+    if max(worst) <= allowed:
+        return
+    kind, name = mistakes.of_gradients(case)
+    rank = int(np.argmax(worst))
+    what = (
+        f"gradients differ by up to {max(worst):.1e}, allowed {allowed:.1e}; backward, {name} is "
+        "the first of them"
+    )
+    yield evidence.finding(
+        "gradients", kind, what, rank=rank, layer=name, error=max(worst), allowed=allowed
+    )
+
+
+def norm(evidence: Evidence) -> Iterator[Finding]:
+    """Compares the norm by which gradients are clipped, on every rank."""
+    case = evidence.plain
+    if case.exact.norm is None:
+        raise Skip("the target has no gradients")
+    # The reference's own: that of all its gradients, whatever the target's function computes.
+    squares = sum(float(np.square(x).sum()) for x in case.exact.gradients.values())
+    want = float(np.sqrt(squares))
+    for number, rank in enumerate(case.ranks):
+        assert rank.norm is not None
+        error = abs(rank.norm - want) / max(want, 1e-30)
+        allowed = max(case.allowed_gradient, 1e-5)
+        if not error <= allowed:
+            what = f"the norm of the gradients is {rank.norm:.6g}, of one process {want:.6g}"
+            yield evidence.finding("norm", "norm", what, rank=number, error=error, allowed=allowed)
+            return

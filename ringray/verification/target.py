@@ -1,0 +1,148 @@
+"""The target of a verification: a model, and how its batches are dealt to ranks.
+
+A target is a Python file, or ``module:function``. The file has a function ``build()`` that returns
+the model, with the same weights in every process; everything else has a default, which is the
+adapter's:
+
+reference   ``reference()``: the model for one process, where ``build()`` has none of its own
+prepare     ``prepare(model)``: wraps or changes the model of one rank; returns it
+shard       ``shard(batch)``: this rank's part of a batch, a dict of tensors
+context     ``context()``: a context manager around a forward and its backward
+step        ``step(model, batch)``: a forward; returns {"logits": ..., "loss": ...}
+reduce      ``reduce(model)``: sums or averages gradients, if no wrapper does
+grad_norm   ``grad_norm(model)``: the norm of all gradients, as the training clips it
+generate    ``generate(model, input_ids, new)``: the tokens with ``new`` more ones, greedily
+
+``build()`` may return ``(model, shard)`` instead of a function ``shard`` beside it. Constants:
+``LOSS``: ``"mean"`` if the losses of the ranks average to the loss, ``"sum"`` if they add up to it;
+``UNIT``: lengths of sequences are multiples of ``UNIT`` x ranks; ``BATCH``: rows of a batch;
+``VOCABULARY``: token ids are below it; ``SEQ_LEN``: least tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from ringray.base.errors import UserError, unknown
+
+Batch = dict[str, Tensor]
+
+ADAPTERS = {
+    "ring": "ringray.verification.adapters.ring",
+}
+DEFAULT = "ring"
+_FUNCTIONS = (
+    "reference", "prepare", "shard", "context", "step", "reduce", "grad_norm", "generate",
+)  # fmt: skip
+_CONSTANTS = "LOSS", "UNIT", "BATCH", "VOCABULARY", "SEQ_LEN"
+
+
+class TargetError(UserError):
+    """A target that cannot be verified: nothing was compared."""
+
+
+@dataclass
+class Target:
+    """The functions of a target, each from its file, the adapter or the defaults."""
+
+    name: str
+    build: Callable[[], Any]
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+
+    def model(self) -> nn.Module:
+        """Builds the model; ``build`` may bring ``shard`` with it."""
+        built = self.build()
+        if isinstance(built, tuple) and len(built) == 2 and callable(built[1]):
+            built, self.functions["shard"] = built
+        if not isinstance(built, nn.Module):
+            raise TargetError(
+                f"{self.name}: build() returned {type(built).__name__}, expected a torch.nn.Module "
+                "or (model, shard)"
+            )
+        return built
+
+    def call(self, name: str, *args: Any) -> Any:
+        """Calls one of the functions."""
+        return self.functions[name](*args)
+
+    def context(self) -> AbstractContextManager[Any]:
+        return self.call("context")
+
+
+def spelled(build: str | Callable[..., Any]) -> str:
+    """Returns the text by which other processes find ``build``.
+
+    Raises:
+        TargetError: a function that has no name of its own, such as a lambda or a local one.
+    """
+    if isinstance(build, str):
+        return build
+    name = getattr(build, "__qualname__", "<unnamed>")
+    if "<" in name or not callable(build):
+        raise TargetError(
+            f"build: got {name}, expected a function of a module or a file: each rank is a process "
+            "of its own and imports it by its name"
+        )
+    module = build.__module__
+    # The main program has another name in the processes of the ranks.
+    return f"{inspect.getfile(build) if module == '__main__' else module}:{name}"
+
+
+def load(text: str, adapter: str | None = None) -> Target:
+    """Returns the target that ``text`` names, with the functions of an adapter below its own.
+
+    Raises:
+        TargetError: it cannot be imported, or has no such function.
+    """
+    place, _, name = text.partition(":")
+    if adapter is not None and adapter not in ADAPTERS:
+        raise TargetError(unknown("adapter", adapter, ADAPTERS))
+    try:
+        module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except Exception as error:
+        raise TargetError(
+            f"{text}: cannot be imported: {type(error).__name__}: {error}; expected a Python file "
+            "with build(), or module:function"
+        ) from error
+    build = getattr(module, name or "build", None)
+    if not callable(build):
+        names = [x for x, value in vars(module).items() if inspect.isfunction(value)]
+        raise TargetError(
+            f"{text}: has no function {name or 'build'}(); it has {', '.join(names) or 'none'}"
+        )
+    target = Target(text, build)
+    # Functions beside one that was named may be of something else.
+    own = () if name and not place.endswith(".py") else (module,)
+    below = importlib.import_module(ADAPTERS[adapter or DEFAULT])
+    defaults = importlib.import_module("ringray.verification.defaults")
+    for layer in (defaults, below, *own):
+        target.functions |= {x: vars(layer)[x] for x in _FUNCTIONS if callable(vars(layer).get(x))}
+        target.constants |= {x: vars(layer)[x] for x in _CONSTANTS if x in vars(layer)}
+    if target.functions["reduce"] is defaults.reduce:
+        target.functions["reduce"] = partial(defaults.reduce, loss=target.constants["LOSS"])
+    return target
+
+
+def _file(path: Path) -> ModuleType:
+    """Imports a file as a module, with its folder where its own imports look."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    sys.path.insert(0, str(path.resolve().parent))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
