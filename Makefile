@@ -40,7 +40,7 @@ help: ## show this list
 setup: $(STAMP) ## install ringray and its tools into .venv
 
 # The stamp is written last, so a half-finished installation does not count.
-$(STAMP): pyproject.toml constraints.txt requirements.lock
+$(STAMP): pyproject.toml constraints.txt requirements.lock tests/plugins/requirements.txt
 	@command -v $(PYTHON) >/dev/null || { \
 	  echo "make: no '$(PYTHON)' here; install Python 3.11, 3.12 or 3.13," \
 	       "or name yours: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
@@ -57,6 +57,7 @@ $(STAMP): pyproject.toml constraints.txt requirements.lock
 	    $(UV_PIP) --require-hashes -r requirements.lock; } || { \
 	  echo "make: installing with pip instead of uv, which takes longer"; \
 	  $(PIP) --require-hashes -r $(VENV)/without-uv.txt; }
+	@$(PIP) --no-deps --require-hashes -r tests/plugins/requirements.txt
 # torch and triton have no hashes in the lock, as their builds differ by platform; an older torch
 # takes an older setuptools.
 	@{ grep -v -E '^(torch|triton|numpy|setuptools)[=<]' constraints.txt; \
