@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from ringray_kernels.backends import BACKENDS, BLOCKS, PREFERRED
+from ringray_kernels.backends import BACKENDS, BLOCKS, DOWNLOADED, PREFERRED
 from ringray_kernels.bias import Bias
 from ringray_kernels.checks import (
     DTYPES,
@@ -137,7 +137,8 @@ def resolve_backend(name: str, q: TensorKind, asked: Features = PLAIN) -> str:
             )
         reason = load_backend(name).unsupported(q, asked)
         if reason:
-            able = ", ".join(_usable((other for other in BACKENDS if other != name), q, asked))
+            others = (other for other in BACKENDS if other not in (name, *DOWNLOADED))
+            able = ", ".join(_usable(others, q, asked))
             raise ValueError(f"backend {name!r}: {reason}" + (f"; {able} can" if able else ""))
         return name
     for name in _usable(PREFERRED.get(q.device.type, ()), q, asked):
@@ -156,13 +157,15 @@ def _usable(names: Iterable[str], q: TensorKind, asked: Features) -> Iterator[st
 
 
 def load_backend(name: str) -> Backend:
-    """Imports the module of a registered backend."""
+    """Imports a registered backend."""
     return _imported(BACKENDS[name])
 
 
 @lru_cache
-def _imported(module: str) -> Backend:
-    return cast("Backend", importlib.import_module(module))  # which takes microseconds to find it
+def _imported(path: str) -> Backend:
+    name, _, member = path.partition(":")
+    module = importlib.import_module(name)  # which takes microseconds to find it
+    return cast("Backend", getattr(module, member) if member else module)
 
 
 def check_blocks(blocks: object, backend: str) -> None:

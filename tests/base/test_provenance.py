@@ -228,7 +228,7 @@ def test_what_is_listed_exists_and_holds_every_kind_and_backend() -> None:
             assert (folders[package] / part).exists(), f"{package}/{part}"
     measured = {f"ringray.{part.replace('/', '.')}" for part in MEASURED["ringray"]}
     for name in (*KINDS.values(), *BACKENDS.values()):
-        where = name if isinstance(name, str) else name.module
+        where = name.partition(":")[0] if isinstance(name, str) else name.module
         assert where.startswith("ringray_kernels.") or where.rpartition(".")[0] in measured
         assert importlib.util.find_spec(where)
 

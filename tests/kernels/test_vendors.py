@@ -6,7 +6,12 @@ On a GPU ``test_gpu.py`` runs the kernels themselves.
 
 from __future__ import annotations
 
+import importlib
 import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,8 +22,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ringray.lab.plan.pruning import unfit
 from ringray_kernels import State, forward, testing
-from ringray_kernels.api import BackwardOperands, Features, Operands, load_backend
-from ringray_kernels.backends import GPU_ONLY, aten, cudnn, flash, fused
+from ringray_kernels.api import (
+    BackwardOperands,
+    Features,
+    Operands,
+    load_backend,
+    resolve_backend,
+)
+from ringray_kernels.backends import DOWNLOADED, GPU_ONLY, PREFERRED, aten, cudnn, flash, fused
 from ringray_kernels.intervals import intervals, visible_range
 from tests.support.backend_problems import truth
 from tests.support.point import point
@@ -151,41 +162,71 @@ class Operators:
 
 
 class Flash:
-    """``flash_attn.flash_attn_interface``, or ``flash_attn_interface`` of version 3."""
+    """A module of FlashAttention ``version``: ``flash_attn.flash_attn_interface`` of 2,
+    ``flash_attn_interface`` of 3, ``flash_attn.cute.interface`` of 4."""
 
-    #: Arguments that version 2 has no defaults for, and 3 is not given.
+    #: Arguments that version 2 has no defaults for, and others are not given.
     UNUSED = {  # noqa: RUF012
         "dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0,
         "alibi_slopes": None,
     }  # fmt: skip
 
-    def __init__(self, *, version_3: bool) -> None:
-        self.version_3, self.calls = version_3, 0
+    def __init__(self, version: int) -> None:
+        self.version, self.calls = version, 0
+
+    def attended(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Any:
+        self.calls += 1
+        out, lse, _ = attend(*(x.transpose(1, 2) for x in (q, k, v)), causal, scale)
+        return out.transpose(1, 2), lse, None, None
+
+    def gradients(
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+        causal: bool, scale: float,
+    ) -> list[Tensor]:  # fmt: skip
+        self.calls += 1
+        assert lse.is_contiguous()
+        tensors = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+        return [x.transpose(1, 2) for x in differentiate(*tensors, lse, causal, scale)]
 
     def _flash_attn_forward(
         self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float, causal: bool, **rest: Any
-    ) -> tuple[Any, ...]:
-        assert rest == ({} if self.version_3 else self.UNUSED | {"return_softmax": False})
-        self.calls += 1
-        out, lse, _ = attend(*(x.transpose(1, 2) for x in (q, k, v)), causal, softmax_scale)
-        return out.transpose(1, 2), lse, None, None
+    ) -> Any:
+        assert self.version in (2, 3)
+        assert rest == ({} if self.version == 3 else self.UNUSED | {"return_softmax": False})
+        return self.attended(q, k, v, causal, softmax_scale)
 
     def _flash_attn_backward(
-        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *,
+        self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor, *,
         dq: Tensor, dk: Tensor, dv: Tensor, softmax_scale: float, deterministic: bool, **rest: Any,
     ) -> Tensor:  # fmt: skip
-        causal = rest.pop("is_causal" if self.version_3 else "causal")
+        causal = rest.pop("is_causal" if self.version == 3 else "causal")
         assert deterministic
-        assert rest == ({} if self.version_3 else self.UNUSED)
-        self.calls += 1
-        tensors = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-        gradients = differentiate(*tensors, lse, causal, softmax_scale)
+        assert rest == ({} if self.version == 3 else self.UNUSED)
+        gradients = self.gradients(dout, q, k, v, out, softmax_lse, causal, softmax_scale)
         for into, x in zip((dq, dk, dv), gradients, strict=True):
-            into.copy_(x.transpose(1, 2))
-        return lse
+            into.copy_(x)
+        return softmax_lse
+
+    def _flash_attn_fwd(
+        self, q: Tensor, k: Tensor, v: Tensor, *, softmax_scale: float | None = None,
+        causal: bool = False, return_lse: bool = False,
+    ) -> Any:  # fmt: skip
+        assert self.version == 4
+        assert return_lse
+        assert softmax_scale is not None
+        # Two results until beta 15, four from 27 on.
+        return self.attended(q, k, v, causal, softmax_scale)[: 4 if self.calls % 2 else 2]
+
+    def _flash_attn_bwd(
+        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *,
+        softmax_scale: float | None = None, causal: bool = False, deterministic: bool = False,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        assert deterministic
+        assert softmax_scale is not None
+        return tuple(self.gradients(dout, q, k, v, out, lse, causal, softmax_scale))
 
 
-@pytest.fixture(params=["aten", "cudnn", "flash 2", "flash 3"])
+@pytest.fixture(params=["aten", "cudnn", "flash 2", "flash 3", "flash 4"])
 def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """The backend, and what stands in place of its kernels, as if all tensors were on a GPU."""
     kernels: Any = Operators()
@@ -197,10 +238,11 @@ def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
         kernels = Operators()
         monkeypatch.setattr(cudnn, "_ops", kernels)
         return cudnn, kernels
-    kernels = Flash(version_3=request.param == "flash 3")
-    calls = flash.Kernels(kernels, version_3=kernels.version_3)
-    monkeypatch.setattr(flash, "_kernels", lambda q: calls)
-    return flash, kernels
+    kernels = Flash(int(request.param[-1]))
+    calls = flash.Kernels(kernels, kernels.version)
+    backend = flash.version_4 if kernels.version == 4 else flash.installed
+    monkeypatch.setattr(backend, "_kernels", lambda q: calls)
+    return backend, kernels
 
 
 def placed(x: Tensor, layout: str) -> Tensor:
@@ -259,6 +301,115 @@ def test_two_hops_are_within_the_budget(
             got.to(q.dtype), getattr(want, name), getattr(yard, name), dout
         )
         assert share <= 1, (name, share)
+
+
+HUB = """
+from types import SimpleNamespace
+
+def get_kernel(repo_id, *, revision=None, version=None, backend=None, user_agent=None,
+               trust_remote_code=False, check_arch=True):
+    if (revision is None) == (version is None):
+        raise ValueError("A kernel version or revision must be specified.")
+    if repo_id.endswith("4"):
+        raise FileNotFoundError(f"no build of {repo_id} for this PyTorch")
+    module = SimpleNamespace(origin=f"{repo_id} v{version}")
+    return SimpleNamespace(flash_attn_interface=module)
+"""
+FILES = {
+    "2": ("flash_attn/__init__.py", "flash_attn/flash_attn_interface.py"),
+    "3": ("flash_attn_interface.py",),
+    "4": ("flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"),
+    "kernels": ("kernels.py",),
+}
+
+
+def tensor_on_gpu() -> Any:
+    """What backends look at of a tensor on a GPU."""
+    device = torch.device("cuda")
+    return SimpleNamespace(device=device, dtype=torch.bfloat16, shape=(1, 8, 64, 128))
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Installs stand-ins, and asks a backend on a GPU: its module, or the reason why not."""
+
+    def forget() -> None:
+        flash._is_there.cache_clear()
+        flash._loaded.cache_clear()
+        for name in [*sys.modules]:
+            if name.partition(".")[0] in ("flash_attn", "flash_attn_interface", "kernels"):
+                del sys.modules[name]
+        importlib.invalidate_caches()
+
+    def ask(name: str, major: int, *installed: str, **other: Any) -> Any:
+        forget()
+        folder = tmp_path / "-".join((*installed, "here"))
+        for file in (file for package in installed for file in FILES[package]):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(HUB if file == "kernels.py" else "")
+        monkeypatch.setattr(sys, "path", [str(folder)])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+        backend: Any = load_backend(name)
+        q = tensor_on_gpu()
+        reason = backend.unsupported(q, Features(**other))
+        return reason or flash._loaded(backend._package(q))
+
+    yield ask
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("name", "major", "installed", "module"),
+    [
+        ("flash", 9, "2 3 4", "flash_attn_interface"),
+        ("flash", 8, "2 3 4", "flash_attn.flash_attn_interface"),
+        ("flash", 10, "2 4", "flash_attn.flash_attn_interface"),
+        ("flash4", 9, "4", "flash_attn.cute.interface"),
+        ("flash4", 10, "2 4", "flash_attn.cute.interface"),
+        ("flash-hub", 9, "kernels 3", "kernels-community/flash-attn3 v1"),
+        ("flash-hub", 8, "kernels", "kernels-community/flash-attn2 v4"),
+        ("flash-hub", 12, "kernels", "kernels-community/flash-attn2 v4"),
+    ],
+)
+def test_the_package_for_a_gpu(
+    packages: Any, name: str, major: int, installed: str, module: str
+) -> None:
+    loaded = packages(name, major, *installed.split())
+    assert getattr(loaded, "origin", None) or loaded.__name__ == module
+    assert name != "flash-hub" or loaded.origin == module
+
+
+@pytest.mark.parametrize(
+    ("name", "major", "installed", "says"),
+    [
+        ("flash", 9, "", "flash-attn is not installed"),
+        ("flash", 10, "3", "flash-attn is not installed"),  # of Hopper
+        ("flash", 9, "4 kernels", "flash-attn is not installed"),  # though there is a flash_attn
+        ("flash", 7, "2", "flash-attn is not installed"),
+        ("flash4", 8, "4", "capability 9 to 11"),  # it has no backward pass there
+        ("flash4", 12, "4", "capability 9 to 11"),  # nor is that repeatable
+        ("flash4", 9, "2 3", "expected the package flash-attn-4"),
+        ("flash-hub", 9, "2 3 4", "expected the package kernels"),
+        ("flash-hub", 10, "kernels", "flash-attn4 cannot be loaded .FileNotFoundError: no build"),
+    ],
+)
+def test_no_package_for_a_gpu(
+    packages: Any, name: str, major: int, installed: str, says: str
+) -> None:
+    assert re.search(says, packages(name, major, *installed.split()))
+
+
+def test_nothing_is_downloaded_for_an_error_message(packages: Any) -> None:
+    assert "softcap" in packages("flash-hub", 9, "kernels", softcap=2.0)
+    with pytest.raises(ValueError, match=r"flash-attn is not installed.*aten.* can") as error:
+        resolve_backend("flash", tensor_on_gpu())
+    assert not [name for name in DOWNLOADED if name in str(error.value)]
+    assert "kernels" not in sys.modules
+
+
+def test_no_vendor_is_preferred_unmeasured() -> None:
+    """Which one is fastest differs: cuDNN's on Hopper only."""
+    assert not {*GPU_ONLY} & {name for names in PREFERRED.values() for name in names}
 
 
 class Calls(TorchDispatchMode):

@@ -131,7 +131,7 @@ def torch_report() -> dict[str, Any]:
     import torch.distributed as dist
 
     from ringray_kernels import api
-    from ringray_kernels.backends import BACKENDS
+    from ringray_kernels.backends import BACKENDS, DOWNLOADED
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     report: dict[str, Any] = {"gpus": devices, "backends": {}}
@@ -148,7 +148,7 @@ def torch_report() -> dict[str, Any]:
     if not devices:  # as ranks on a CPU do, before triton is imported
         os.environ["TRITON_INTERPRET"] = "1"
     q = torch.zeros(1, 1, 1, 16, dtype=torch.bfloat16, device="cuda" if devices else "cpu")
-    for name in BACKENDS:
+    for name in (name for name in BACKENDS if name not in DOWNLOADED):
         try:
             backend = api.load_backend(name)
             report["backends"][name] = backend.unsupported(q)
