@@ -159,6 +159,7 @@ def page(name: str, least: int, rank: int, size: int) -> None:
 RUN = [
     ("models.md", 8),
     ("coming-from.md", 4),
+    ("coming-from-training.md", 5),
     ("training.md", 1),
     ("ten-minutes.md", 1),
     ("packed.md", 1),

@@ -50,6 +50,7 @@ ORDER: dict[str, dict[str, str]] = {
         "Modules and context managers": "docs/models.md",
         "Hugging Face": "docs/huggingface.md",
         "Coming from another library": "docs/coming-from.md",
+        "Coming from a training framework": "docs/coming-from-training.md",
         "Packed documents": "docs/packed.md",
         "Training": "docs/training.md",
         "Decoding": "docs/decoding.md",

@@ -17,8 +17,20 @@ from ringray.comm.ring import connect
 P = ParamSpec("P")
 R = TypeVar("R")
 
+# Repeated answers.
+_MASKS = (
+    "causal, window, chunk, prefix, global_tokens, shared_prefix, cu_seqlens or seq_len: there are "
+    "no other masks"
+)
+_SCORES = (
+    "softcap, alibi_slopes, distance_bias or attn_bias: there are no other functions of scores, "
+    "and masks have arguments of their own"
+)
+_SIZE = "group: the ring is as large as its process group"
+
 # Names of other libraries -> what this one calls it.
 _OTHER_NAMES = {
+    # Several libraries.
     "query": "q", "key": "k", "value": "v", "is_causal": "causal", "softmax_scale": "scale",
     "sm_scale": "scale", "window_size": "window (w for window_size=(w, 0))",
     "sliding_window": "window (w - 1 for w keys)", "attention_chunk_size": "chunk",
@@ -27,8 +39,9 @@ _OTHER_NAMES = {
     "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
     "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",
     "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
-    "attn_mask": "causal, window, chunk, prefix, global_tokens, shared_prefix, cu_seqlens or "
-    "seq_len: there are no other masks",
+    "attn_mask": _MASKS, "attention_mask": _MASKS, "mask_mod": _MASKS, "block_mask": _MASKS,
+    "score_mod": _SCORES, "score_mod_bprop": _SCORES, "score_mod_tensors": _SCORES,
+    "kernel_options": "blocks",
     "global_attention_mask": "global_tokens (the first positions)",
     "shared_prefix": "nothing: a prompt of many answers goes with ring_attention alone",
     "token_type_ids": "prefix (the length of what all tokens see)",
@@ -41,6 +54,43 @@ _OTHER_NAMES = {
     "logits_soft_cap": "softcap", "logit_softcapping": "softcap",
     "position_bias": "distance_bias: a table of distances, from which T5's buckets are indexed",
     "heads_k_stride": "transport (allgather:N for N heads at once)",
+    # TransformerEngine and Megatron.
+    "query_layer": "q", "key_layer": "k", "value_layer": "v", "cp_group": "group",
+    "cp_global_ranks": "nothing: the group knows its ranks; leave it out",
+    "cp_stream": "nothing: messages have a stream of their own; leave it out",
+    "cp_comm_type": "transport (ring for p2p, allgather for all_gather, ulysses for a2a, hybrid:N "
+    "for a2a+p2p)",
+    "hierarchical_context_parallel_sizes": "transport (hybrid:N for N ranks that exchange heads)",
+    "qkv_format": "nothing: tensors are (B, H, S, D) with any strides; packed ones have B = 1",
+    "attn_mask_type": "causal, with cu_seqlens for documents and seq_len for padding",
+    "bottom_right_diagonal": "nothing: there are as many queries as keys; leave it out",
+    **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_kv_padded"),
+                    "cu_seqlens: documents of any length need no padding"),
+    "pad_between_seqs": "nothing: documents need no padding; leave it out",
+    "max_seqlen_kv": "nothing: leave it out",
+    "core_attention_bias": "attn_bias", "core_attention_bias_type": "attn_bias or alibi_slopes",
+    "softmax_type": "sinks (zeros for off-by-one)", "softmax_offset": "sinks",
+    **dict.fromkeys(("fp8", "fp8_dpa", "fp8_mha", "fp8_meta", "fp8_output", "fp8_recipe"),
+                    "quantize, without gradients"),
+    **dict.fromkeys(("num_gqa_groups", "num_kv_heads"), "nothing: k has the heads; leave it out"),
+    # Sizes of a ring, of Megatron and Axolotl, DeepSpeed, torchtitan, Accelerate.
+    **dict.fromkeys(("context_parallel_size", "sequence_parallel_size", "sequence_parallel_degree",
+                     "context_parallel_degree", "cp_size"), _SIZE),
+    "sp_size": f"{_SIZE}, with transport='ulysses'",
+    # DeepSpeed.
+    "sequence_process_group": "group", "local_attention": "backend", "sp_stream": "nothing: leave "
+    "it out", **dict.fromkeys(("scatter_idx", "gather_idx"),
+                              "nothing: tensors are (B, H, S, D); transport='ulysses' exchanges"),
+    # torchtitan and PyTorch.
+    **dict.fromkeys(("context_parallel_load_balancer", "load_balancer", "load_balance"),
+                    "partition (zigzag for headtail, contiguous for none, ringray.deal for ptrr)"),
+    **dict.fromkeys(("rotate_method", "context_parallel_rotate_method", "cp_comm_strategy"),
+                    "transport (allgather, or ring for alltoall)"),
+    # Accelerate.
+    "cp_backend": "transport", "sp_backend": "transport (ulysses for deepspeed)",
+    "sp_seq_length": "seq_len", "sp_attn_implementation": "backend",
+    # Axolotl.
+    "ring_attn_func": "transport (allgather with cu_seqlens for varlen_llama3; ring)",
     # Of functions without them.
     **dict.fromkeys(BIASES, "nothing: no scores are biased here; decode in one process"),
 }  # fmt: skip
