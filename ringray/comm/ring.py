@@ -264,14 +264,24 @@ def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
     return dist.get_rank(group), dist.get_world_size(group)
 
 
+def _named(name: str | None) -> dist.ProcessGroup | None:
+    return cast("Any", dist).distributed_c10d._resolve_process_group(name) if name else None
+
+
+def members(name: str | None) -> list[int]:
+    """Returns the global ranks of a ring, in its order, by the name of its group."""
+    if name is None and not (dist.is_available() and dist.is_initialized()):
+        return [0]
+    return dist.get_process_group_ranks(_named(name))
+
+
 def connect_named(name: str | None, ranks: int) -> Comm:
     """Returns the ring of a group by its name.
 
     Raises:
         ValueError: the ring does not have ``ranks`` ranks any more.
     """
-    resolve = cast("Any", dist).distributed_c10d._resolve_process_group if name else None
-    comm = connect(resolve(name) if resolve else None)
+    comm = connect(_named(name))
     if comm.world_size != ranks:
         raise ValueError(
             f"group: compiled for a ring of {ranks}, but it now has {comm.world_size} ranks; "

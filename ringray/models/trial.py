@@ -18,33 +18,48 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
-from ringray.comm.ring import place_in
+from ringray.comm.ring import members, name_of
 
 _ROWS = 22  # of a trial: even, as partitions want them, and rarely another size
 
 
 def refuse_unrouted(
-    model: nn.Module, group: dist.ProcessGroup | None, inputs: tuple[Any, ...] | None = None
+    model: nn.Module,
+    group: dist.ProcessGroup | None,
+    inputs: tuple[Any, ...] | None = None,
+    *,
+    sharded: bool = True,
 ) -> None:
-    """Raises ValueError if tokens of ``model`` meet elsewhere than in ``ring_attention``, or if
-    that cannot be tried.
+    """Raises ValueError if tokens of ``model`` meet elsewhere than in ``ring_attention`` on the
+    ring of ``group``, or if that cannot be tried.
 
     ``inputs``: of a forward, by position; None: token ids, or else rows as wide as some parameter.
+    ``sharded``: False where a rank holds all tokens, which may meet anywhere but on another ring.
     """
-    refuse_batch_norm(model)
+    ring = members(name_of(group))
+    if sharded:
+        refuse_batch_norm(model)
     error: Exception = ValueError("its result does not depend on the tokens")
-    _, ranks = place_in(group)
-    for args, options in _guesses(model, ranks) if inputs is None else [(inputs, {})]:
+    for args, options in _guesses(model, len(ring)) if inputs is None else [(inputs, {})]:
         try:
-            alone = _Alone(args[0], ranks)
+            first = next(x for x in tree_leaves((args, options)) if isinstance(x, Tensor))
+            alone = _Alone(first)
             with trying(model), alone, looking(model, alone.row, alone.length) as mixing:
-                out = [*tensors(model(*map(alone.mark, args), **options))]
+                args, options = tree_map(alone.mark, (args, options))
+                out = [*tensors(model(*args, **options))]
             marked = [x for x in out if x.isnan().any()]
         except Exception as failed:
             error = failed
             continue
+        if others := [x for x in alone.rings if x != ring]:
+            raise ValueError(
+                f"group: got a layer on the ring of ranks {others[0]}, expected that of the mesh, "
+                f"{ring}: group=mesh.ring"
+            )
+        if not sharded:
+            return
         if any(x.dim() and alone.length not in x.shape for x in marked):
             mixing.append("its result")
         if mixing or not alone.partitions:
@@ -69,6 +84,8 @@ def refuse_unrouted(
                     stacklevel=3,
                 )
             return
+    if not sharded:  # and a model may be one whose arguments cannot be guessed
+        return
     raise ValueError(
         f"model: a trial of {type(model).__name__} fails with {type(error).__name__}: "
         f"{str(error)[:200]}; expected weights that are not on the meta device, and inputs=(...): "
@@ -76,7 +93,7 @@ def refuse_unrouted(
     ) from error
 
 
-def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict[str, Any]]]:
+def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor, ...], dict[str, Any]]]:
     """Generates arguments of a forward. What else it requires are positions, or the length."""
     weights = [*map(Tensor.detach, model.parameters())]
     weights = weights or [torch.empty(0, dtype=torch.float32, device="cpu")]
@@ -84,33 +101,34 @@ def _guesses(model: nn.Module, ranks: int) -> Iterator[tuple[tuple[Tensor], dict
     parameters = inspect.signature(model.forward).parameters.values()
     single = [x for x in parameters if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
     required = [x.name for x in single if x.default is x.empty]
+    named = bool(single) and all(x.kind is x.KEYWORD_ONLY for x in parameters)
     others = {name: _ROWS * ranks if name == "seq_len" else positions for name in required[1:]}
     widths = dict.fromkeys(x.shape[-1] for x in weights if x.dim())
     rows = [weights[0].new_zeros(1, _ROWS, width) for width in widths]
     embeds = any(isinstance(part, nn.Embedding) for part in model.modules())
     # The likely one last, whose error is told.
     for first in (*rows, torch.ones_like(positions))[:: 1 if embeds else -1]:
-        yield (first,), others
+        yield ((), {single[0].name: first, **others}) if named else ((first,), others)
 
 
 class _Alone(TorchDispatchMode):
     """A mode in which rows attend to themselves by the ring, and the middle one is not a number:
-    of arguments, or of what is made of ``first`` if it holds integers. ``partitions``: with which
-    layers call the ring."""
+    of arguments, or of what is made of ``first`` if it holds integers. ``partitions`` and
+    ``rings`` (lists of global ranks): with which layers call the ring."""
 
     supports_higher_order_operators = True  # FlexAttention is one
 
-    def __init__(self, first: Tensor, ranks: int) -> None:
+    def __init__(self, first: Tensor) -> None:
         super().__init__()
-        self.first, self.ranks = first, ranks
+        self.first = first
         self.partitions: set[str] = set()
+        self.rings: list[list[int]] = []
         self.length, self.row = first.shape[1], first.shape[1] // 2
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.ringray.attention.default:
             named = dict(zip((x.name for x in func._schema.arguments), args, strict=False))
-            if (ranks := named["ranks"]) != self.ranks:
-                raise ValueError(f"group: got {ranks} ranks, expected mesh.ring's {self.ranks}")
+            self.rings.append(members(named["group"]))
             self.partitions.add(named["partition"])
             q, v = named["q"], named["v"]
             lse = q.new_zeros(q.shape[:-1], dtype=torch.float32)

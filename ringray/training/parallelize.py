@@ -56,15 +56,15 @@ def parallelize(
         mesh: the ranks; TP needs a ``Decoder``.
         dtype: of computation and of gathered weights; their reduction and the optimizer stay in
             the weights' own. None: the weights'.
-        inputs: what its forward takes on a rank, by position, a few rows of it; None if token ids
-            (B, S), or a stream (B, S, H), and positions (B, S) do. On a ring of several ranks the
-            model is tried with it, and with NaN in one row.
+        inputs: what its forward takes on a rank, by position, a few rows of it, in dictionaries
+            too; None if token ids (B, S), or a stream (B, S, H), and positions (B, S) do. The model
+            is tried with it, on a ring of several ranks with NaN in one row.
         offload: inputs of layers leave the device until their backward pass, as by
             ``ringray.offload``; the layers are checkpointed.
 
     Raises:
-        ValueError: on every rank, tokens of a model meet elsewhere than on the ring; TP does not
-            divide heads, K/V heads or the MLP, or the model has no TP.
+        ValueError: on every rank, tokens of a model meet elsewhere than on the mesh's ring; TP does
+            not divide heads, K/V heads or the MLP, or the model has no TP.
     """
     comm = connect(None)
     with refusing(comm):
@@ -80,7 +80,7 @@ def parallelize(
     for part in model.modules():
         if isinstance(part, ContextParallelAttention):
             part.group = mesh.ring
-    if mesh.degrees.cp > 1:
+    if dist.get_world_size() > 1:
         _refuse_unrouted(model, mesh.ring, inputs)
     # Each rank keeps a part of its own weights.
     for group in (mesh.shards.get_group(), mesh.group("tp")):
@@ -112,19 +112,30 @@ def _digest(model: nn.Module) -> list[tuple[Any, ...]]:
 
 def _refuse_unrouted(model: nn.Module, ring: dist.ProcessGroup, inputs: Any) -> None:
     """Raises ValueError on all ranks if tokens of the model meet elsewhere than on the ring."""
-    reason: str | None = None
+    reason, sharded = cast("str | None", None), dist.get_world_size(ring) > 1
     reasons: list[str | None] = [None] * dist.get_world_size()
     hf = sys.modules.get("transformers.modeling_utils")  # imported where there is such a model
+    attending = [
+        part.config._attn_implementation
+        for part in model.modules()
+        if hf and isinstance(part, hf.PreTrainedModel)
+    ]
+    own = True  # else batches of transformers bring the ring
     try:
         with alone():
-            if hf and any(isinstance(part, hf.PreTrainedModel) for part in model.modules()):
+            if attending:
                 from ringray.models import huggingface
 
-                huggingface.check(model, huggingface.Ring(_FEW, group=ring), alone=True)
-            else:
-                refuse_unrouted(model, ring, inputs)
+                # With inputs, it may be a part that gets no sharded rows, such as one of images.
+                own = inputs is not None and huggingface.NAME not in attending
+                if sharded and not own:
+                    huggingface.check(model, huggingface.Ring(_FEW, group=ring), alone=True)
+            if own:
+                refuse_unrouted(model, ring, inputs, sharded=sharded)
     except Exception as error:  # of one rank: the others would wait for it
-        reason = str(error) or repr(error)
+        reason = str(error)
+        if not isinstance(error, ValueError):
+            reason = f"model: a trial of {type(model).__name__} fails: {error!r}"
     dist.all_gather_object(reasons, reason)
     if any(reasons):
         raise ValueError(next(filter(None, reasons)))

@@ -313,18 +313,23 @@ def local_attention_is_refused(rank: int, size: int) -> None:
 class OfOtherGroup(Attends):
     """A model that takes another ring than the mesh's."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         super().__init__(local=False)
         self.layer = torch.nn.Linear(32, 32)  # type: ignore[assignment]
+        self.group = group
 
     def forward(self, ids: torch.Tensor) -> Any:
         q = self.layer(self.words(ids)).unflatten(-1, (4, 8)).transpose(1, 2)
-        return ringray.ring_attention(q, q, q)
+        return ringray.ring_attention(q, q, q, group=self.group)
 
 
 def other_groups_are_refused(rank: int, size: int) -> None:
-    with pytest.raises(ValueError, match="group: got 4 ranks"):
-        parallelize(OfOtherGroup(), meshes.make_mesh(dp=size // 2))
+    """All ranks, and as many as the mesh's ring has, but others of them."""
+    mesh = meshes.make_mesh(dp=2)
+    across = [dist.new_group([first, first + 2]) for first in range(2)][rank % 2]
+    for group, ranks in ((None, "0, 1, 2, 3"), (across, "0, 2")):
+        with pytest.raises(ValueError, match=rf"on the ring of ranks \[{ranks}\], .* \[0, 1\]"):
+            parallelize(OfOtherGroup(group), mesh)
 
 
 def models_of_transformers_attend_by_the_ring(rank: int, size: int) -> None:

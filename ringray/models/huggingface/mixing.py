@@ -18,6 +18,7 @@ from transformers.utils import ModelOutput
 
 from ringray.models.huggingface.forward import Forward
 from ringray.models.huggingface.ring import Ring, padding_token
+from ringray.models.huggingface.running import Running
 from ringray.models.trial import looking, tensors
 
 _LENGTH = 1021  # tokens at most
@@ -35,7 +36,7 @@ def refuse_mixing(model: nn.Module, forward: Forward, ring: Ring, longest: int) 
     if pad is not None:  # no mask may depend on it, and a head pools the token before
         ids[:, -1] = pad
     places = {"middle": length // 2, "first": 0, "last": length - (1 if pad is None else 2)}
-    forward.expected, forward.pooled = None, ()
+    forward.expected, forward.pooled, forward.calls = None, (), 0
     out, mixing = _marked(model, forward, ring, ids, places["middle"])
     if mixing or not forward.calls:
         where = f"in {mixing} tokens reach others without" if mixing else "no layer calls"
@@ -45,7 +46,8 @@ def refuse_mixing(model: nn.Module, forward: Forward, ring: Ring, longest: int) 
             "linear-attention or convolution layers, no attention of a model's own"
         )
     forward.expected = forward.calls
-    pooled = {name for name, x in float_outputs(out) if x.shape[:2] != ids.shape}
+    outputs = [] if out is None else float_outputs(out)
+    pooled = {name for name, x in outputs if x.shape[:2] != ids.shape}
     if not pooled:
         return
     reached = {}
@@ -65,23 +67,34 @@ def refuse_mixing(model: nn.Module, forward: Forward, ring: Ring, longest: int) 
 def _marked(
     model: nn.Module, forward: Forward, ring: Ring, ids: Tensor, marked: int
 ) -> tuple[Any, str | None]:
-    """Returns the outputs where one token is not a number and each attends to itself, and the first
-    module in which others are not numbers either."""
+    """Returns the outputs of the transformers model, None if a wrapper calls only parts of it,
+    where one token is not a number and each attends to itself, and the first module of ``model`` in
+    which others are not numbers either."""
+    length, own = ids.shape[1], forward.model.get_input_embeddings()
+    outputs: list[Any] = []
 
     def mark(module: nn.Module, args: Any, out: Any) -> None:
-        for x in [*tensors(out)][:1]:
-            x.select(x.shape.index(ids.shape[1]), marked).fill_(float("nan"))
+        if module is own or (args and torch.equal(args[0].to(ids.device), ids)):
+            for x in [*tensors(out)][:1]:
+                x.select(x.shape.index(length), marked).fill_(float("nan"))
 
-    hook = forward.model.get_input_embeddings().register_forward_hook(mark)
-    forward.alone = True
+    # The same tokens may go to a second model, which attends otherwise.
+    embeddings = {own, *(part for part in model.modules() if isinstance(part, nn.Embedding))}
+    hooks = [part.register_forward_hook(mark) for part in embeddings]
+    hooks.append(forward.model.register_forward_hook(lambda *call: outputs.append(call[-1])))
+    forward.alone, Running.forward = True, forward
     try:
-        positions = torch.arange(ids.shape[1], dtype=torch.int64, device=ids.device)[None]
-        with looking(forward.model, marked, ids.shape[1]) as mixing:
-            out = model(input_ids=ids, position_ids=positions, use_cache=False, ring=ring)
+        positions = torch.arange(length, dtype=torch.int64, device=ids.device)[None]
+        with looking(model, marked, length) as mixing:
+            result = model(input_ids=ids, position_ids=positions, use_cache=False, ring=ring)
     finally:
-        forward.alone = False
-        hook.remove()
-    return out, next(iter(mixing), None)
+        forward.alone, Running.forward = False, None
+        for hook in hooks:
+            hook.remove()
+    of_wrapper = [] if outputs and result is outputs[-1] else tensors(result)  # which may pool
+    if any(x.dim() and length not in x.shape and x.isnan().any() for x in of_wrapper):
+        mixing.append("its result")
+    return outputs[-1] if outputs else None, next(iter(mixing), None)
 
 
 def draw_tokens(model: PreTrainedModel, length: int) -> Tensor:

@@ -53,15 +53,17 @@ class Ring:
 
 
 def transformers_model(model: nn.Module) -> PreTrainedModel:
-    """Returns the transformers model in ``model``, a wrapper perhaps, that attends by a ring."""
-    inner = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
-    implementation = getattr(getattr(inner, "config", None), "_attn_implementation", None)
-    if inner is None or implementation != NAME:
+    """Returns the transformers model in ``model``, a wrapper perhaps, that attends by a ring; other
+    models may be there too, such as one of images."""
+    inner = [m for m in model.modules() if isinstance(m, PreTrainedModel)]
+    by_ring = [m for m in inner if m.config._attn_implementation == NAME]
+    if not by_ring:
+        implementation = inner[0].config._attn_implementation if inner else None
         raise ValueError(
             f"model: attends by {implementation!r}, expected {NAME!r}; make it with "
             f"attn_implementation={NAME!r}, from a config that no other model shares"
         )
-    return inner
+    return by_ring[0]
 
 
 def padding_token(model: PreTrainedModel) -> int | None:
