@@ -39,17 +39,8 @@ AXES = tuple(
 )
 
 
-_TRAINED = (
-    "model",
-    "dp",
-    "tp",
-    "pp",
-    "pool",
-    "scores",
-    "mlp_rows",
-    "kept",
-    "offload",
-)  # of ``training``, swept
+# Of ``training``, swept.
+_TRAINED = ("model", "dp", "tp", "pp", "pool", "scores", "mlp_rows", "kept", "offload")
 _SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ringray.base import provenance
@@ -62,18 +62,5 @@ def trial_dict(trial: Trial) -> dict[str, Any]:
 
 def trial_row(trial: Trial, outcome: Outcome | TrialRow) -> TrialRow:
     """Returns the record of a trial and its outcome."""
-    return TrialRow(
-        trial.key,
-        trial.index,
-        trial.config.as_dict(),
-        cost_dict(trial),
-        outcome.status,
-        outcome.reason,
-        dict(outcome.metrics),
-        dict(outcome.samples),
-        outcome.point,
-        outcome.attempts,
-        outcome.started,
-        outcome.ended,
-        outcome.environment,
-    )
+    plan = trial.key, trial.index, trial.config.as_dict(), cost_dict(trial)
+    return TrialRow(*plan, **{item.name: getattr(outcome, item.name) for item in fields(Outcome)})

@@ -151,15 +151,7 @@ def _least_s(request: TrainingRequest, config: TrialConfig) -> float:
     problem, per_flops = config.problem, 0.0
     ways: tuple[tuple[Direction, int], ...] = (("forward", 2), ("backward", 5))
     for direction, factor in ways:
-        rate = rates.find(
-            request.on.hardware,
-            request.dtype,
-            problem.head_dim,
-            direction,
-            heads=problem.batch * problem.heads,
-            kv_heads=problem.batch * problem.kv_heads,
-            value_dim=problem.value_dim,
-        )
+        rate = rates.of_problem(request.on.hardware, problem, direction)
         curves = (rate.full, rate.causal, rate.windowed)
         per_flops += factor / max(some.max() for some in curves if some is not None)
     return problem.visible * (problem.head_dim + problem.value_dim) * problem.heads * per_flops

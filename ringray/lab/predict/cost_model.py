@@ -164,10 +164,7 @@ def _decoding(config: TrialConfig, tokens: int, on: Fleet) -> Cost:
     key_row = 2 * problem.batch * problem.kv_heads * problem.head_dim * itemsize
     flops = 4 * problem.head_dim * problem.heads * problem.batch * problem.visible
     seen = min(rows, problem.visible)  # keys
-    heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
-    curve = rates.find(
-        hardware, problem.dtype, problem.head_dim, "forward", heads=heads, kv_heads=kv_heads
-    )
+    curve = rates.of_problem(hardware, problem, "forward")
     rate = ring_time.speedup(on, config.ring.threads, ranks)
     reading = seen * key_row / hardware.memory_bandwidth
     compute = max(flops / ranks / curve.full[-1], reading) / rate
@@ -207,13 +204,10 @@ def alone_s(config: TrialConfig, on: Fleet) -> float:
 @lru_cache(maxsize=1 << 14)  # the strategies of a problem have one baseline
 def _alone_s(problem: TrialProblem, threads: int, on: Fleet) -> float:
     hardware, total = on.hardware, 0.0
-    heads, kv_heads = problem.batch * problem.heads, problem.batch * problem.kv_heads
     rows, pairs = np.full(1, float(problem.seq_len)), np.full(1, float(problem.visible))
     crowded = max(1.0, threads / (hardware.cores or math.inf))
     for which, pair_flops in _pair_flops(problem):
-        curve = rates.find(
-            hardware, problem.dtype, problem.head_dim, which, heads=heads, kv_heads=kv_heads
-        )
+        curve = rates.of_problem(hardware, problem, which)
         (seconds,) = curve.seconds(pair_flops * pairs, rows, rows, pairs)
         call = float(seconds) / ring_time.speedup(on, threads, 1) + hardware.call
         total += call * crowded + ring_time.overhead(on, 1)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ringray.lab.predict.hardware import Curve, Direction, Fleet, Hardware
 from ringray.lab.predict.measured import calls
 from ringray.lab.predict.peak_memory import MASKED_ROWS
-from ringray.lab.trial.config import TrialConfig
+from ringray.lab.trial.config import TrialConfig, TrialProblem
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_] | bool
@@ -161,6 +161,13 @@ def find(
     if hardware.tables is None:
         return published
     return _tabled(hardware.tables, published, head_dim, value_dim or head_dim, heads, kv_heads)
+
+
+def of_problem(hardware: Hardware, problem: TrialProblem, direction: Direction) -> Rates:
+    """Returns the rates for calls of all heads of a problem."""
+    heads = {"heads": problem.batch * problem.heads, "kv_heads": problem.batch * problem.kv_heads}
+    kind = problem.dtype, problem.head_dim, direction
+    return find(hardware, *kind, **heads, value_dim=problem.value_dim)
 
 
 def _tabled(

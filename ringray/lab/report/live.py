@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.console import Group as Lines
@@ -29,12 +29,11 @@ from ringray.lab.driver.events import (
     TrialStarted,
 )
 from ringray.lab.plan.plan import Plan
-from ringray.lab.plan.trial import Trial
 from ringray.lab.report import verdict, words
 from ringray.lab.report.board import Board, BoardGroup, RunningTrial, trial_line, worst_error
 from ringray.lab.report.tables import STYLES, bare_table, console, fit, heading, metric_cell
 from ringray.lab.trial.metrics import Metric, columns
-from ringray.lab.trial.outcome import NOT_REQUESTED, Outcome, TrialRow
+from ringray.lab.trial.outcome import NOT_REQUESTED
 
 REFRESH_HZ = 1.0
 QUIET_S = 30.0  # longest silence of the plain lines while a trial runs, seconds
@@ -72,30 +71,17 @@ class View:
             match event:
                 case SweepStarted(plan=plan, done=done, ago=ago):
                     self.board = Board(plan, done, ago)
-                    self._begin(plan)
                 case TrialStarted(trial, attempt, ago):
                     self.board.start(trial, attempt, ago)
-                    self._started(trial, attempt)
                 case TrialEnded(trial, outcome):
                     self.board.end(trial, outcome)
-                    self._ended(trial, outcome)
-                case Note(text):
-                    self._note(text)
+            self._show(event)
 
     def close(self) -> None:
         """Ends the view, also after an error; the summary follows it."""
 
-    def _begin(self, plan: Plan) -> None:
-        """Shows the plan, before the first trial."""
-
-    def _started(self, trial: Trial, attempt: int) -> None:
-        """Shows that a trial has started, unless the board does."""
-
-    def _ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
-        """Shows that a trial has ended, likewise."""
-
-    def _note(self, text: str) -> None:
-        """Shows a line of text."""
+    def _show(self, event: Event) -> None:
+        """Shows an event that the board knows already."""
 
 
 class PlainLines(View):
@@ -105,6 +91,20 @@ class PlainLines(View):
         super().__init__()
         self._file: TextIO | None = file
         self._quiet: threading.Timer | None = None
+
+    def _show(self, event: Event) -> None:
+        match event:
+            case SweepStarted(plan=plan):
+                self._begin(plan)
+            case TrialStarted(trial, attempt):
+                if attempt > 1:
+                    self._note(f"{self.board.labels[trial.key]}: attempt {attempt}")
+                self._listen()
+            # The first lines count the pruned trials, the summary those that a search left out.
+            case TrialEnded(trial, outcome) if not trial.pruned and outcome.reason != NOT_REQUESTED:
+                self._note(trial_line(self.board, trial, outcome))
+            case Note(text):
+                self._note(text)
 
     def _begin(self, plan: Plan) -> None:
         board, first = self.board, plan.runnable[0].config.as_dict()
@@ -116,16 +116,6 @@ class PlainLines(View):
         self._note(f"{words.constants(first, board.fields)}; {words.measured(first)}")
         for line in (*words.pruned(plan), *words.warnings(plan)):
             self._note(line)
-
-    def _started(self, trial: Trial, attempt: int) -> None:
-        if attempt > 1:
-            self._note(f"{self.board.labels[trial.key]}: attempt {attempt}")
-        self._listen()
-
-    def _ended(self, trial: Trial, outcome: Outcome | TrialRow) -> None:
-        # The first lines count the pruned trials, the summary those that a search left out.
-        if trial.pruned is None and outcome.reason != NOT_REQUESTED:
-            self._note(trial_line(self.board, trial, outcome))
 
     def _note(self, text: str) -> None:
         if self._file is None:
@@ -170,16 +160,16 @@ class LiveTable(View):
         self._console = console
         self._live: Live | None = None  # from the start of the sweep to its end
 
-    def _begin(self, plan: Plan) -> None:
-        for line in words.warnings(plan):
-            self._note(line)
-        self._live = Live(
-            console=self._console,
-            refresh_per_second=REFRESH_HZ,
-            transient=True,
-            get_renderable=self._render,
-        )
-        self._live.start()
+    def _show(self, event: Event) -> None:
+        match event:
+            case SweepStarted(plan=plan):
+                for line in words.warnings(plan):
+                    self._note(line)
+                how: dict[str, Any] = {"refresh_per_second": REFRESH_HZ, "transient": True}
+                self._live = Live(console=self._console, get_renderable=self._render, **how)
+                self._live.start()
+            case Note(text):
+                self._note(text)
 
     def _note(self, text: str) -> None:
         if self._live is None:
