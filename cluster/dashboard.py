@@ -13,11 +13,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVaria
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.common import StackingMode
-from grafana_foundation_sdk.models.dashboard import (
-    DataSourceRef,
-    VariableOption,
-    VariableRefresh,
-)
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableOption, VariableRefresh
 
 from ringray.lab.trial.exported import EXPORTED, SWEEP_LABELS, TRIALS, ExportedMetric
 

@@ -25,7 +25,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,24 +82,18 @@ class Local:
 
     def exports(self) -> dict[str, str]:
         """Returns the environment variables of the cluster's clients."""
-        return {
-            "RAY_ADDRESS": self.address,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": self.token,
-            **LOOPBACK,
-        }
+        return access(self.address, self.token) | LOOPBACK
 
     def _environment(self) -> dict[str, str]:
         head = self.config["provider"]["head_node_id"]
-        kept = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        kept = os.environ | self.exports()
+        del kept["RAY_ADDRESS"]  # which is for clients
         path = [str(CONFIG.parent), *filter(None, [kept.get("PYTHONPATH")])]
         # Jobs run `python` on the head: this puts the cluster's own first.
         found = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
         return kept | {
             "PATH": os.pathsep.join(found),
             "PYTHONPATH": os.pathsep.join(path),
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": self.token,
             # The provider makes up the ids of nodes, including the head's.
             "RAY_FAKE_CLUSTER": "1",
             "RAY_OVERRIDE_NODE_ID_FOR_TESTING": head,
@@ -106,17 +101,12 @@ class Local:
             "RAY_enable_autoscaler_v2": "1",
             "AUTOSCALER_UPDATE_INTERVAL_S": os.environ.get("AUTOSCALER_UPDATE_INTERVAL_S", "1"),
             "AUTOSCALER_METRIC_PORT": "0",
-            **LOOPBACK,
         }
-
-    def look(self) -> tuple[int, int] | None:
-        """Returns what ``look`` finds."""
-        return look(self.address)
 
     def wait_ready(self) -> None:
         """Waits until the head answers; SystemExit if it does not."""
         until = time.monotonic() + START_S
-        while self.look() is None:
+        while look(self.address) is None:
             if self.head.poll() is not None or time.monotonic() > until:
                 said = (self.folder / "head.log").read_text()[-2000:]
                 raise SystemExit(f"the head did not start:\n{said}")
@@ -141,15 +131,15 @@ class Local:
 class Watch(threading.Thread):
     """A thread that prints the numbers of nodes and waiting placement groups when they change."""
 
-    def __init__(self, cluster: Local) -> None:
+    def __init__(self, look: Callable[[], tuple[int, int] | None]) -> None:
         super().__init__(daemon=True)
-        self._cluster, self._began = cluster, time.monotonic()
+        self._look, self._began = look, time.monotonic()
         self._ended = threading.Event()
         self.nodes, self.waiting = 0, 0
 
     def run(self) -> None:
         while not self._ended.wait(LOOK_S):
-            now = self._cluster.look()
+            now = self._look()
             if now is not None and now != (self.nodes, self.waiting):
                 self.nodes, self.waiting = now
                 self.say(f"{self.nodes} nodes, {self.waiting} placement groups waiting")
@@ -170,6 +160,11 @@ class Watch(threading.Thread):
         self._ended.set()
         if self.is_alive():
             self.join(LAST_LOOK_S)
+
+
+def access(address: str, token: str) -> dict[str, str]:
+    """Returns the environment variables of a client of the Ray at ``address``."""
+    return {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
 
 
 def look(address: str) -> tuple[int, int] | None:
@@ -237,12 +232,12 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     cluster = Local(given.config, given.dashboard_port)
     os.environ.update(cluster.exports())
-    watch = Watch(cluster)
+    watch = Watch(partial(look, cluster.address))
     try:
         cluster.wait_ready()
         watch.say(f"head at {cluster.address}")
         watch.start()
-        code = _run(cluster, given.command)
+        code = serve(given.command, cluster.exports(), cluster.head.wait)
         if given.command:
             watch.say(f"the command ended with {code}")
         if given.until_empty and code != 130:
@@ -259,17 +254,18 @@ def main(argv: list[str]) -> int:
         cluster.close()
 
 
-def _run(cluster: Local, command: list[str]) -> int:
+def serve(
+    command: Sequence[str], exports: Mapping[str, str], wait: Callable[[], int], *inside: str
+) -> int:
+    """Returns the exit code of ``command``, which is told of Ctrl-C and has the words ``inside``
+    before it; without one prints the variables of clients, and returns what ``wait`` does."""
     if not command:
-        for name, value in cluster.exports().items():
+        for name, value in exports.items():
             print(f"export {name}={value}", flush=True)
-        return cluster.head.wait()
-    return run(command)
-
-
-def run(command: Sequence[str]) -> int:
-    """Returns the exit code of ``command``, which is told of Ctrl-C."""
-    client = subprocess.Popen(command, env=dict(os.environ))
+        if inside:
+            print(f"commands: {' '.join(inside)} COMMAND ...", flush=True)
+        return wait()
+    client = subprocess.Popen([*inside, *command], env=dict(os.environ))
     try:
         return client.wait()
     except KeyboardInterrupt:  # the command got the signal too

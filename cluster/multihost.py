@@ -57,11 +57,8 @@ class Hosts:
 
     def exports(self) -> dict[str, str]:
         """Returns the environment variables of the cluster's clients."""
-        return {
-            "RAY_ADDRESS": self.address,
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32),
-        }
+        token = os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(32)
+        return local.access(self.address, token)
 
     def _start(self, on: Machine, *arguments: str) -> subprocess.Popen[bytes]:
         # Of two nodes in one folder, the later would empty the working directory of the first.
@@ -141,30 +138,22 @@ def main(argv: list[str]) -> int:
         with machines(given.hosts + 1) as (_, (head, *hosts)):
             for host in hosts if given.rate else []:
                 host.shape(given.rate)
-            return _run(Hosts(head, hosts, given.cpus, given.labels), head, hosts, given.command)
+            cluster = Hosts(head, hosts, given.cpus, given.labels)
+            try:
+                cluster.start()
+                for host in hosts:
+                    print(f"{host.address}: {host.name}", file=sys.stderr, flush=True)
+                return local.serve(given.command, cluster.exports(), cluster.wait, *head.inside)
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_IGN)
+                with contextlib.suppress(OSError):
+                    cluster.close()
     except OSError as error:
         print(f"multihost: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-
-
-def _run(cluster: Hosts, head: Machine, hosts: list[Machine], command: list[str]) -> int:
-    try:
-        cluster.start()
-        for one in hosts:
-            print(f"{one.address}: {one.name}", file=sys.stderr, flush=True)
-        if command:
-            return local.run([*head.inside, *command])
-        for name, value in cluster.exports().items():
-            print(f"export {name}={value}", flush=True)
-        print(f"commands: {' '.join(head.inside)} COMMAND ...", flush=True)
-        return cluster.wait()
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        with contextlib.suppress(OSError):
-            cluster.close()
 
 
 if __name__ == "__main__":

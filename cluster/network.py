@@ -46,34 +46,11 @@ class Machine:
         """Returns the words before a command that runs there."""
         return ["ip", "netns", "exec", self.name]
 
-    def runs(self, pid: int) -> bool:
-        return self.name in _ip("netns", "identify", str(pid)).split()
-
-    def cut(self) -> None:
-        """Nothing arrives any more, and nobody is told."""
-        _ip("link", "set", self.name, "down")
-
-    def mend(self) -> None:
-        _ip("link", "set", self.name, "up")
-
     def shape(self, rate: str) -> None:
         """Limits what it sends and what it receives to ``rate`` (``200mbit``) each; OSError if that
         cannot be."""
-        _shape(rate, "eth0", "-n", self.name)
-        _shape(rate, self.name)
-
-    def wire(self, other: Machine, rate: str) -> None:
-        """Connects two machines by a cable of their own, which they take from now on."""
-        _ip("-n", self.name, "link", "add", "wire", *_cable("wire", other.name))
-        for one, far in ((self, other), (other, self)):
-            _ip("-n", one.name, "link", "set", "wire", "up")
-            _ip("-n", one.name, "route", "add", far.address, "dev", "wire", "src", one.address)
-            _shape(rate, "wire", "-n", one.name)
-
-    def lose(self, other: Machine) -> None:
-        """Nothing that it sends to the other arrives any more, and nobody is told."""
-        wrong = ("lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent")
-        _ip("-n", self.name, "neighbour", "replace", other.address, *wrong)
+        shape(rate, "eth0", "-n", self.name)
+        shape(rate, self.name)
 
 
 def payload(rate: str) -> float:
@@ -110,21 +87,21 @@ def machines(count: int) -> Iterator[tuple[str, list[Machine]]]:
 
 
 def _build(bridge: str, address: str, machines: list[Machine]) -> None:
-    _ip("link", "add", bridge, "type", "bridge")
-    _ip("address", "add", f"{address}/24", "dev", bridge)
-    _ip("link", "set", bridge, "up")
+    ip("link", "add", bridge, "type", "bridge")
+    ip("address", "add", f"{address}/24", "dev", bridge)
+    ip("link", "set", bridge, "up")
     for one in machines:
-        _ip("netns", "add", one.name)
-        _ip("link", "add", one.name, *_cable("eth0", one.name))
-        _ip("link", "set", one.name, "master", bridge, "up")
-        _ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", "eth0")
+        ip("netns", "add", one.name)
+        ip("link", "add", one.name, *cable("eth0", one.name))
+        ip("link", "set", one.name, "master", bridge, "up")
+        ip("-n", one.name, "address", "add", f"{one.address}/24", "dev", "eth0")
         for link in ("lo", "eth0"):
-            _ip("-n", one.name, "link", "set", link, "up")
+            ip("-n", one.name, "link", "set", link, "up")
         with suppress(ConnectionRefusedError):  # said by the machine itself
             socket.create_connection((one.address, 1), timeout=5.0).close()
 
 
-def _cable(end: str, machine: str) -> list[str]:
+def cable(end: str, machine: str) -> list[str]:
     """Returns the words for a cable whose other end has that name in ``machine``."""
     return f"mtu {_MTU} type veth peer {end} mtu {_MTU} netns {machine}".split()
 
@@ -139,7 +116,7 @@ def _left() -> list[str]:
             if owner is None or _made_by(int(owner[1]), place):
                 continue
             found.append(place.name)
-            for pid in _ip("netns", "pids", place.name, check=False).split():
+            for pid in ip("netns", "pids", place.name, check=False).split():
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}{owner[1]}-*"):
@@ -158,13 +135,14 @@ def _remove(names: list[str]) -> None:
     """Removes machines, and their bridges."""
     for name in names:
         # The cable would go with the namespace, but that may outlive its name for a while.
-        _ip("link", "delete", name, check=False)
-        _ip("netns", "delete", name, check=False)
+        ip("link", "delete", name, check=False)
+        ip("netns", "delete", name, check=False)
     for bridge in {name.rpartition("n")[0] for name in names}:
-        _ip("link", "delete", bridge, check=False)
+        ip("link", "delete", bridge, check=False)
 
 
-def _shape(rate: str, device: str, *where: str) -> None:
+def shape(rate: str, device: str, *where: str) -> None:
+    """Limits what a device sends; ``where``: the options of ``tc`` for its namespace."""
     burst = max(_BURST, round(payload(rate) * _BURST_S))
     bucket = f"root tbf rate {rate} burst {burst} limit {_QUEUE}".split()
     try:
@@ -173,7 +151,8 @@ def _shape(rate: str, device: str, *where: str) -> None:
         raise OSError(f"links cannot be shaped: {error.stderr.strip()}") from error
 
 
-def _ip(*arguments: str, check: bool = True) -> str:
+def ip(*arguments: str, check: bool = True) -> str:
+    """Returns what the command ``ip`` prints."""
     return _run("ip", *arguments, check=check)
 
 

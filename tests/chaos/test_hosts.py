@@ -20,6 +20,7 @@ from ringray.lab.ring.order import crossings
 from ringray.lab.trial.config import shuffled
 from tests.chaos.conftest import RATE
 from tests.chaos.struck import NODE, REPLICAS, begun, faults, recovered
+from tests.support import cables
 from tests.support import place as drive
 from tests.support.place import REPOSITORY, Place, tiny
 from tests.support.ray_heads import Head
@@ -142,11 +143,11 @@ def test_a_cable_is_pulled(place: Place, hosts: Hosts) -> None:
     """Nothing is refused and nobody is told; the next ring is on machines that answer."""
     head, there = hosts
     driver = begun(place, apart("cable", 2, replicas=REPLICAS), "--address", head.address)
-    cut = next(one for one in there if one.runs(place.ranks()[1].pid))
-    _, fault = recovered(place, driver, "cable", cut.cut)
+    cut = next(one for one in there if cables.runs(one, place.ranks()[1].pid))
+    _, fault = recovered(place, driver, "cable", lambda: cables.cut(cut))
     assert fault["kind"] == "node-lost", fault
     assert fault["node"].startswith(cut.address)
-    cut.mend()
+    cables.mend(cut)
     head.check_nothing_is_held()
     drive.wait_until("no rank is left", lambda: not place.ranks())
 
@@ -161,9 +162,9 @@ def test_a_cable_is_pulled_while_ranks_start(place: Place, hosts: Hosts) -> None
     driver = place.start("run", place.spec(text), "--no-tracking", "--address", head.address)
     victim = drive.wait_until("a rank starts", place.ranks)[0]
     assert "__init__" in drive.title(victim), "it has started already"
-    cut = next(one for one in there if one.runs(victim.pid))
+    cut = next(one for one in there if cables.runs(one, victim.pid))
     since = time.time()
-    cut.cut()
+    cables.cut(cut)
     done = place.end(driver)
     assert done.code == 0, done.out + done.err
     rows = place.trials("early")
@@ -173,7 +174,7 @@ def test_a_cable_is_pulled_while_ranks_start(place: Place, hosts: Hosts) -> None
     assert (fault["kind"], fault["hop"]) == ("node-lost", "its start"), fault
     assert fault["node"].startswith(cut.address)
     print(f"first trial after {min(row.ended or 0 for row in rows) - since:.1f} s")
-    cut.mend()
+    cables.mend(cut)
     head.check_nothing_is_held()
 
 
@@ -186,11 +187,11 @@ def test_a_host_stays_away(place: Place, hosts: Hosts) -> None:
     text = apart("away", 3, replicas=8).replace("retries: 2", "retries: 2, place_timeout: 10s")
     driver = begun(place, text, "--address", head.address)
     before = {row.key: row.metrics for row in place.trials("away") if row.status == "ok"}
-    there[2].cut()
+    cables.cut(there[2])
     done = place.end(driver)
     assert done.code == 2, done.out + done.err
     assert "no place for a ring of 3 after 10 s (limits.place_timeout)" in done.err
-    there[2].mend()
+    cables.mend(there[2])
     head.start(
         f"--address={head.address}", "--num-cpus=4", f"--temp-dir={place.ray / 'again'}",
         machine=there[2], **NODE,

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from cluster.network import Machine, payload
+from tests.support import cables
 from tests.support import place as drive
 from tests.support.place import Place
 from tests.support.ray_heads import Head
@@ -55,8 +56,8 @@ def test_slow_hosts_and_slow_pairs_are_named(place: Place, hosts: Hosts) -> None
     assert outlier.startswith(f"{there[3].address} is slow to all others: ")
 
     there[3].shape(FAST)
-    there[0].wire(there[1], SLOW)
-    there[2].lose(there[3])
+    cables.wire(there[0], there[1], SLOW)
+    cables.lose(there[2], there[3])
     report = measured(place, head, 1)
     check_rates(report, slow={(0, 1)})
     (outlier,) = (pair for pair in report["outliers"] if "latency" not in pair)

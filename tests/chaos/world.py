@@ -20,8 +20,8 @@ from ringray.base.errors import UserError
 from ringray.lab.store.store import Store
 from tests.chaos.beside import Beside, first_runs, second_user, training
 from tests.chaos.readers import READERS, Reader
+from tests.support import cables, ray_heads, tracking_store
 from tests.support import place as drive
-from tests.support import ray_heads, tracking_store
 from tests.support.fault_proxy import Proxy
 from tests.support.place import Place
 from tests.support.ray_heads import Head
@@ -135,7 +135,7 @@ class World:
         return False
 
     def cut_cable(self, name: str) -> None:
-        self.machines[name].cut()
+        cables.cut(self.machines[name])
         self.cut[name] = time.monotonic()
 
     def tend(self) -> None:
@@ -153,7 +153,7 @@ class World:
                 self.absent[name] = now
 
     def _plug_in(self, name: str) -> None:
-        self.machines[name].mend()
+        cables.mend(self.machines[name])
         del self.cut[name]
 
     def _go_on(self, agent: psutil.Process) -> None:

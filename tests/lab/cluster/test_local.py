@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +18,7 @@ def test_a_head_that_hangs_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatc
         answers.wait(PATIENCE)
 
     monkeypatch.setattr(local, "LAST_LOOK_S", 0.01)
-    watch = local.Watch(SimpleNamespace(look=look))  # type: ignore[arg-type]
+    watch = local.Watch(look)
     watch.start()
     assert looks.wait(PATIENCE)
     watch.stop()
