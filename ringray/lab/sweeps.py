@@ -18,14 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypedDict, Unpack
 from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
-from ringray.lab.driver.events import (
-    Event,
-    Note,
-    Summary,
-    SweepStarted,
-    TrialEnded,
-    TrialStarted,
-)
+from ringray.lab.driver.events import Event, Note, Summary, SweepStarted, TrialEnded, TrialStarted
 from ringray.lab.driver.studies import entries, load_of
 from ringray.lab.driver.studies import results as study_results
 from ringray.lab.kinds import KINDS
@@ -166,10 +159,7 @@ def results(
         record = as_it_stands(opened, opened.find(sweep))
         rows = opened.trials(record.digest)
         earlier = [entry.trial for entry in opened.history(record.digest)] if history else []
-    measured = [Measured(row, True) for row in rows if row.status is not None]
-    if history:
-        pruned = [point for point in measured if point.row.status == "pruned"]
-        measured = sorted(measurements(rows, earlier) + pruned, key=lambda point: point.row.index)
+    measured = measurements(rows, earlier)
     frame = pd.DataFrame([_record(point, record.environment, history) for point in measured])
     frame.attrs = {"sweep": record.name, "digest": record.digest, "status": record.status}
     return frame

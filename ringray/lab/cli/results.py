@@ -75,7 +75,7 @@ def print_history(
     console: Console, trials: Sequence[TrialRow], earlier: Sequence[TrialRow], everything: bool
 ) -> None:
     """Prints every measurement of every trial."""
-    measured = history.measurements(trials, earlier)
+    measured = history.measurements([row for row in trials if row.status != "pruned"], earlier)
     if not measured:
         return
     shown = measured if everything else measured[:ROWS]

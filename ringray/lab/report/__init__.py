@@ -6,7 +6,6 @@ verdict       the fastest of each problem, where it is decided
 noise         changes of points that are beyond the noise
 comparison    two sweeps compared
 comparison_views  a comparison as text, JSON and a page
-by_rank       work and rows of ranks where documents are packed
 board         state of a running sweep; prints nothing
 tables        tables of plans, results, hops and sweeps
 history       all measurements of each trial

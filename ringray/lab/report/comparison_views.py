@@ -198,11 +198,8 @@ def html(result: Comparison, above: float | None) -> str:
     table = page.PageTable(LEGEND, heads, rows, sorts=True)
     parts = {"Result": blocks, "Points": [table], "What changed": changed}
     sections = [page.Section(title, blocks) for title, blocks in parts.items()]
-    title, about = (
-        f"{result.a.name} and {result.b.name}",
-        f"{result.a.label} against {result.b.label}",
-    )
-    return page.render(f"{title} compared", sections, about)
+    title = f"{result.a.name} and {result.b.name} compared"
+    return page.render(title, sections, f"{result.a.label} against {result.b.label}")
 
 
 def _percent(ratio: float) -> str:

@@ -23,9 +23,9 @@ class Measured(NamedTuple):
 
 
 def measurements(trials: Iterable[TrialRow], earlier: Iterable[TrialRow]) -> list[Measured]:
-    """Returns all measurements in the order of the trials, those of one trial by time."""
+    """Returns all recordings in the order of the trials, those of one trial by time."""
     every = [Measured(row, False) for row in earlier]
-    every += [Measured(row, True) for row in trials if row.status not in (None, "pruned")]
+    every += [Measured(row, True) for row in trials if row.status is not None]
     return sorted(every, key=lambda item: (item.row.index, item.row.key, item.row.ended or 0.0))
 
 

@@ -12,16 +12,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from ringray.base import units
 from ringray.base.redaction import hidden
-from ringray.lab.report import by_rank, page, verdict, words
+from ringray.lab.predict import cost_model
+from ringray.lab.report import page, verdict, words
 from ringray.lab.report.figures import charts
 from ringray.lab.report.figures.data import points
 from ringray.lab.report.tables import results_columns, when
 from ringray.lab.store.traces import path_of
+from ringray.lab.trial.config import TrialConfig
 from ringray.lab.trial.outcome import SweepRow, TrialRow
+from ringray.traffic.mask import LIMITS
 
 _VALUES = 12  # of a field that varies, listed one by one
+_GEOMETRY = ("ring_size", "partition", "transport", "seq_len", "causal", *LIMITS)
+_OF_RANKS = ("least work", "mean", "most", "balance", "rows received", "by the busiest")
+_MOST_RANKS = 512  # of a ring: the tables of larger ones take seconds
+_SHARES = (
+    "Work: visible pairs of a rank's queries, per head. Rows: of K/V, that a rank receives in the "
+    "forward pass, in the mean"
+)
 _BARS = 1500  # of a timeline
 
 
@@ -46,7 +58,7 @@ def parts(sweep: SweepRow, trials: Sequence[TrialRow]) -> list[page.Section]:
         "What was asked": list(_asked(sweep, trials)),
         "Answer": list(_answer(sweep, trials)),
         "Figures": list(_pictures(sweep, trials)),
-        "Shares of ranks": [table] if (table := by_rank.table(trials)) else [],
+        "Shares of ranks": [table] if (table := shares_of_ranks(trials)) else [],
         "All trials": [_trials(trials)],
         "Faults": list(_faults(trials)),
         "Environment": [page.Facts(_facts(sweep.environment))],
@@ -113,6 +125,35 @@ def _timeline(sweep: SweepRow, trial: TrialRow) -> page.Picture | None:
         return None
     name = f"f{sweep.digest[:12]}-timeline"
     return style.picture(trace_figure.chart(shown, caption), name, title)
+
+
+def shares_of_ranks(trials: Sequence[TrialRow]) -> page.PageTable | None:
+    """Returns the shares of ranks in what was measured, a line for each geometry; None without
+    documents."""
+    measured = [trial for trial in trials if trial.status == "ok"]
+    fields = words.varying((trial.config for trial in measured), _GEOMETRY)
+    lines: dict[tuple[str, ...], list[page.Number]] = {}
+    for trial in measured:
+        cells = tuple(words.value(name, trial.config.get(name)) for name in fields)
+        if trial.config.get("documents") is None or cells in lines:
+            continue
+        with suppress(TypeError, KeyError, ValueError):  # of another version, or still open
+            config = TrialConfig.from_dict(trial.config)
+            if config.ring.size <= _MOST_RANKS:
+                lines[cells] = _shares(config)
+    rows: list[list[str | page.Number]] = [[*cells, *numbers] for cells, numbers in lines.items()]
+    heads = [*(words.HEADS[name] for name in fields), *_OF_RANKS]
+    return page.PageTable(_SHARES, heads, rows, sorts=True) if rows else None
+
+
+def _shares(config: TrialConfig) -> list[page.Number]:
+    moved = cost_model.choose_walks(config).forward
+    work = moved.route.by_rank(moved.visible).sum(1)
+    received = moved.route.by_rank(moved.chunk_rows.sum(0)).sum(1)
+    most, mean = float(work.max()), float(work.mean())
+    counts = [float(work.min()), mean, most, float(np.mean(received)), float(received.max())]
+    numbers = [page.Number(units.digits(count), count) for count in counts]
+    return [*numbers[:3], page.Number(f"{mean / most:.0%}", mean / most), *numbers[3:]]
 
 
 def _trials(trials: Sequence[TrialRow]) -> page.PageTable:

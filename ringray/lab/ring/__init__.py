@@ -7,7 +7,6 @@ monitor       waits for a call and decides which fault ended it
 pool          rings kept between trials
 order         the order of ranks along a ring
 links         links between nodes, measured by an actor on each
-gpu_links     links between the GPUs of a node
 quarantine    nodes on which rings fail
 memory_limit  the memory limit of a CPU rank
 """

@@ -20,8 +20,8 @@ from ringray.base.provenance import code_digest, memory_bytes
 from ringray.instruments import progress
 from ringray.instruments.progress import HERE
 from ringray.lab.kinds import TrialKind
-from ringray.lab.ring import gpu_links
 from ringray.lab.ring.memory_limit import MemoryLimit
+from ringray.lab.ring.order import gpu_links
 from ringray.lab.trial import faults
 from ringray.lab.trial.faults import Fault
 from ringray.lab.trial.machine_load import Watch
@@ -93,7 +93,7 @@ class Rank:
         cuda = self._device.type == "cuda"
         hardware = torch.cuda.get_device_name(self._device) if cuda else "cpu"
         lacks, gpu = toolchain.missing() if cuda else None, self._gpu or ""
-        place, near = tuned.here(hardware), gpu_links.of(gpu) if gpu else {}
+        place, near = tuned.here(hardware), gpu_links(gpu) if gpu else {}
         return RankInfo(_address(), code_digest(), place, _log(), lacks, gpu, near)
 
     def host_store(self, timeout: float) -> tuple[str, int]:

@@ -7,7 +7,7 @@ a link that is cut fails its own pair only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -186,11 +186,8 @@ def measure(say: Say) -> ClusterLinks:
             "expected at least 2 between which there is a link"
         )
     nodes.sort(key=lambda node: (len(node["NodeManagerAddress"]), node["NodeManagerAddress"]))
-    survey = LinkSurvey(nodes, say)
-    try:
+    with closing(LinkSurvey(nodes, say)) as survey:
         return survey.measure()
-    finally:
-        survey.close()
 
 
 def rounds(count: int) -> Iterator[list[tuple[int, int]]]:

@@ -1,12 +1,14 @@
 """The order of ranks along a ring: neighbours share a link, a node, a rack.
 
-Racks and domains come from the labels of Ray's nodes (``ray start --labels``).
+Racks and domains come from the labels of Ray's nodes (``ray start --labels``), links between the
+GPUs of a node from NVML.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ringray.base.errors import PlaceError
@@ -16,6 +18,7 @@ _ZONED = "ray.io/availability-region", "ray.io/availability-zone"
 ZONES = (*_ZONED, "ringray.io/rack", "ringray.io/domain")  # labels, from far to near
 _UNIQUE = {1, 3}  # of these: one name, one place; racks of two zones may have one name
 _TRIED = 8  # GPUs of a node whose every order is compared
+NVLINK = 100  # more than any path over PCI; NVML's levels go from 0 (one board) to 50 (two sockets)
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,25 @@ class RankLocation:
 def zones_of(labels: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the values of ``ZONES`` among a node's labels."""
     return tuple(labels.get(name, "") for name in ZONES)
+
+
+def gpu_links(uuid: str) -> dict[str, int]:
+    """Returns the closeness of a node's other GPUs to this one by UUID; empty without NVML."""
+    closeness: dict[str, int] = {}
+    with suppress(Exception):  # no NVML, or an error of one of many drivers
+        import pynvml
+
+        pynvml.nvmlInit()
+        own = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        others = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        by_uuid = {pynvml.nvmlDeviceGetUUID(gpu): gpu for gpu in others}
+        for name in by_uuid.keys() - {uuid}:
+            with suppress(pynvml.NVMLError):  # of this pair
+                pair = own, by_uuid[name]
+                linked = pynvml.nvmlDeviceGetP2PStatus(*pair, pynvml.NVML_P2P_CAPS_INDEX_NVLINK)
+                near = NVLINK * (linked == pynvml.NVML_P2P_STATUS_OK)
+                closeness[name] = near - int(pynvml.nvmlDeviceGetTopologyCommonAncestor(*pair))
+    return closeness
 
 
 def check(locations: Sequence[RankLocation]) -> None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ringray.lab.report import by_rank, sweep_report
+from ringray.lab.report import sweep_report
+from ringray.lab.report.sweep_report import shares_of_ranks
 from ringray.lab.trial.outcome import SweepRow, TrialRow
 from tests.support.report_rows import outcome, planned, row
 
@@ -26,7 +27,7 @@ def rows(text: str) -> list[TrialRow]:
 
 def test_each_geometry_has_the_work_and_the_rows_of_its_ranks() -> None:
     measured = rows(PACKED)
-    table = by_rank.table(measured)
+    table = shares_of_ranks(measured)
     assert table is not None
     assert table.heads[:2] == ["partition", "transport"]
     lines = {tuple(line[:2]): [cell.value for cell in line[2:]] for line in table.rows}  # type: ignore[union-attr]
@@ -44,13 +45,13 @@ def test_each_geometry_has_the_work_and_the_rows_of_its_ranks() -> None:
 
 def test_what_was_not_measured_or_cannot_be_read_has_no_line() -> None:
     measured = rows(PACKED)
-    assert by_rank.table(rows(PACKED.replace(", documents: {lengths: [60, 30, 10]}", ""))) is None
-    assert by_rank.table([replace(row, status="pruned") for row in measured]) is None
+    assert shares_of_ranks(rows(PACKED.replace(", documents: {lengths: [60, 30, 10]}", ""))) is None
+    assert shares_of_ranks([replace(row, status="pruned") for row in measured]) is None
     for change in (
         {"partition": "auto"}, {"other": 1}, {"documents": [3]}, {"ring_size": 1000},
     ):  # fmt: skip
         changed = [replace(row, config=row.config | change) for row in measured]
-        assert by_rank.table(changed) is None, change
+        assert shares_of_ranks(changed) is None, change
 
 
 def test_the_report_has_them_before_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:

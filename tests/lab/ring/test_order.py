@@ -13,9 +13,18 @@ import pytest
 from ringray.base.errors import PlaceError
 from ringray.lab.plan.plan import build
 from ringray.lab.predict.hardware import parse_fleet
-from ringray.lab.ring import gpu_links, links
+from ringray.lab.ring import links
 from ringray.lab.ring.links import rounds
-from ringray.lab.ring.order import ZONES, RankLocation, check, crossings, divided, ordered, zones_of
+from ringray.lab.ring.order import (
+    ZONES,
+    RankLocation,
+    check,
+    crossings,
+    divided,
+    gpu_links,
+    ordered,
+    zones_of,
+)
 from ringray.lab.specs.model import parse
 from tests.chaos.struck import NODE
 from tests.support import ray_heads
@@ -124,7 +133,7 @@ def test_ranks_follow_the_nodes_of_a_real_cluster(place: Place) -> None:
 
 
 def test_links_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gpu_links.of("GPU-1") == {}  # no such GPU, or no NVML
+    assert gpu_links("GPU-1") == {}  # no such GPU, or no NVML
     levels = {frozenset("01"): 10, frozenset("02"): 50, frozenset("12"): 50}
     nvml = SimpleNamespace(
         NVMLError=LookupError, NVML_P2P_CAPS_INDEX_NVLINK=2, NVML_P2P_STATUS_OK=0,
@@ -136,7 +145,7 @@ def test_links_are_those_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         nvmlDeviceGetP2PStatus=lambda a, b, _: 0 if {a, b} == {"0", "2"} else 5,
     )  # fmt: skip
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    assert gpu_links.of("GPU-0") == {"GPU-1": -10, "GPU-2": 50}
+    assert gpu_links("GPU-0") == {"GPU-1": -10, "GPU-2": 50}
 
 
 # Links

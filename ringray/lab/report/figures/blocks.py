@@ -78,30 +78,22 @@ def draw(points: Sequence[TrialRow]) -> style.Chart | None:
     heat_maps, left_out = maps(points)
     if not heat_maps:
         return None
-    worst = [
-        max(cell.ms for cell in heat_map.cells.values()) / _best(heat_map) for heat_map in heat_maps
-    ]
-    most = max(1.05, min(max(worst), _MOST))
+    times = [[cell.ms for cell in heat_map.cells.values()] for heat_map in heat_maps]
+    most = max(1.05, min(max(max(ms) / min(ms) for ms in times), _MOST))
     tallest = max(len({y for _, y in heat_map.cells}) for heat_map in heat_maps)
     panels = [_heat(heat_map, most) for heat_map in heat_maps]
     title = "Time by block sizes (ms), light is fast"
     return style.grid(panels, title, left_out, min(360, max(90, 36 * tallest)))
 
 
-def _best(heat_map: Map) -> float:
-    return min(cell.ms for cell in heat_map.cells.values())
-
-
 def _heat(heat_map: Map, most: float) -> style.Layers:
-    best = _best(heat_map)
+    best = min(cell.ms for cell in heat_map.cells.values())
     records = []
     for (x, y), cell in heat_map.cells.items():
         value, text = cell.ms / best, f"{units.digits(cell.ms)}\n{cell.detail}".rstrip()
         looks = {"text": text, "name": cell.detail, "dark": value > (1 + most) / 2}
         records.append({"x": x, "y": y, "value": value, "ms": cell.ms, **looks})
-    default = (
-        f" (default: {units.digits(heat_map.default_ms, ' ms')})" if heat_map.default_ms else ""
-    )
+    default = f" (default: {units.digits(ms, ' ms')})" if (ms := heat_map.default_ms) else ""
     legend = alt.Legend(title="time ÷ the least", gradientLength=160)
     scale = alt.Scale(scheme="cividis", domain=[1, most], reverse=True, clamp=True)
     tip = style.tip(ms="ms", value="÷ the least")

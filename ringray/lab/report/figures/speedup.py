@@ -67,10 +67,8 @@ def _panel(title: str, bars: Bars, lengths: Sequence[int]) -> style.Layers:
     most = max(record["value"] for record in records)
     texts = [f"{style.tokens(length)} tokens" for length in lengths]
     # A single length has the colour that stands out from the paper and from the line.
-    places = (
-        [1] if len(lengths) == 1 else [4 * place // len(lengths) for place in range(len(lengths))]
-    )
-    shades = [_SHADES[place] for place in places]
+    count = len(lengths)
+    shades = [_SHADES[4 * place // count if count > 1 else 1] for place in range(count)]
     legend = alt.Legend(title=None, columns=style.columns(texts)) if len(lengths) > 1 else None
     scale = alt.Scale(domain=[0, max(1.1, most * 1.15)], nice=False)
     x = alt.X("value:Q", title="times as fast (line: equal)", scale=scale)
