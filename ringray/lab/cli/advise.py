@@ -6,11 +6,8 @@ import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from ringray.base.errors import UserError, unknown
 from ringray.lab.cli import proposals
@@ -20,12 +17,12 @@ from ringray.lab.predict import advise as advice
 from ringray.lab.predict import calibration, layouts, pooling
 from ringray.lab.predict.advise import Proposal
 from ringray.lab.predict.fitting import fitted, past_trials
-from ringray.lab.predict.hardware import Fleet, Positive
+from ringray.lab.predict.hardware import Fleet
 from ringray.lab.predict.layouts import TrainingRequest
 from ringray.lab.report import tables
 from ringray.lab.specs import model as specs
 from ringray.lab.specs import sections
-from ringray.lab.specs.fields import Kind, Mismatch, one_of, tokens, whole
+from ringray.lab.specs.fields import PRICE, one_of, tokens, whole
 from ringray.lab.trial import lengths
 from ringray.models import sizes
 from ringray_kernels.dtypes import DTYPES
@@ -40,25 +37,9 @@ _EXCLUDES = (
 )
 
 
-def _reads(kind: Kind) -> Callable[[str], Any]:
-    """Returns the function that reads an option as a value of a kind."""
-
-    def read(text: str) -> Any:
-        try:
-            return kind.read(int(text) if text.isdecimal() else text)
-        except Mismatch as error:
-            hint = error.hint and f"; {error.hint}"
-            raise argparse.ArgumentTypeError(f"got {text!r}, expected {error}{hint}") from None
-
-    return read
-
-
-_count = _reads(whole(1, 1 << 24))
-_length = _reads(tokens(1, layouts.LONGEST))
-_dtype = _reads(one_of(DTYPES, sections.DTYPE_ALIASES))
-_price = _reads(
-    Kind(Annotated[Positive, Field(strict=False)], "a number above 0, from 1e-9 to 1e9")
-)
+_count = whole(1, 1 << 24).argument
+_length = tokens(1, layouts.LONGEST).argument
+_dtype = one_of(DTYPES, sections.DTYPE_ALIASES).argument
 
 
 def _batch(text: str) -> tuple[int, bool]:
@@ -69,7 +50,7 @@ def _batch(text: str) -> tuple[int, bool]:
 def _priced(text: str) -> tuple[str, float | None]:
     """Reads a fleet, and after it a price or none."""
     fleet, equals, price = text.rpartition("=")
-    return (fleet, _price(price)) if equals else (text, None)
+    return (fleet, PRICE.argument(price)) if equals else (text, None)
 
 
 @options(
@@ -78,7 +59,12 @@ def _priced(text: str) -> tuple[str, float | None]:
     Option(
         "--compare", metavar="FLEET[=P]", nargs="+", type=_priced, help="compare these, at prices"
     ),
-    Option("--price", metavar="P", type=_price, help="of a rank and hour (default: the entry's)"),
+    Option(
+        "--price",
+        metavar="P",
+        type=PRICE.argument,
+        help="of a rank and hour (default: the entry's)",
+    ),
     Option("--context", metavar="N", type=_length, help="tokens of a sequence: 128k, 1M"),
     Option("--max-context", action="store_true", help="find the longest that fits"),
     Option("--batch", metavar="N", type=_batch, help="tokens of a step, or sequences (4M)"),

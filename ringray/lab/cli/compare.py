@@ -31,6 +31,15 @@ _SIDE = (
 )
 
 
+def _share(percentage: str) -> float:
+    """Reads an option."""
+    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?) ?%", percentage.strip())
+    if number is None:
+        expected = "expected a percentage such as 5% or 2.5%"
+        raise argparse.ArgumentTypeError(f"got {percentage!r}, {expected}")
+    return float(number[1]) / 100
+
+
 _FAIL = "exit with 1 if B is surely worse by more than P, such as 5%%, or lacks a point of A"
 
 
@@ -38,7 +47,7 @@ _FAIL = "exit with 1 if B is surely worse by more than P, such as 5%%, or lacks 
     Option("a", metavar="A", help=f"what was before: {_SIDE}"),
     Option("b", metavar="B", help="what is compared with it, named likewise"),
     Option("--metric", default="median_ms", metavar="M", help="a metric (default: median_ms)"),
-    Option("--fail-above", metavar="P", help=_FAIL),
+    Option("--fail-above", metavar="P", type=_share, help=_FAIL),
     STORE,
     ALL,
     Output("--json", metavar="F", new=True, help="write the comparison to F; - is stdout"),
@@ -47,20 +56,18 @@ _FAIL = "exit with 1 if B is surely worse by more than P, such as 5%%, or lacks 
 )
 def compare(arguments: argparse.Namespace) -> int:
     """Compares two sweeps; returns 1 if one is worse by more than is allowed."""
-    above = _share(arguments.fail_above)
+    above: float | None = arguments.fail_above
     directed = [name for name, metric in METRICS.items() if metric.objective]
     if arguments.metric not in directed:
         raise UserError(unknown("--metric", arguments.metric, directed))
-    files = {f"--{name}": getattr(arguments, name) for name in ("json", "html")}
-    outputs = {option: name for option, name in files.items() if name is not None}
     a, b = (side(name, arguments.store) for name in (arguments.a, arguments.b))
     result = compared(a, b, arguments.metric, above or MARGIN)
     failure = views.failure(result, above)
-    for option, name in outputs.items():
-        page = option == "--html"
-        text = views.html(result, above) if page else json.dumps(views.record(result, above)) + "\n"
-        write(option, name, text)
-    if "-" not in outputs.values():
+    if arguments.json is not None:
+        write("--json", arguments.json, json.dumps(views.record(result, above)) + "\n")
+    if arguments.html is not None:
+        write("--html", arguments.html, views.html(result, above))
+    if "-" not in (arguments.json, arguments.html):
         console = tables.console()
         say(console, f"A: {views.origin(a)}", f"B: {views.origin(b)}")
         say(console, *(f"   {line}" for line in views.changes(result)))
@@ -76,16 +83,6 @@ def compare(arguments: argparse.Namespace) -> int:
         if doubt := views.doubt(result, above):
             say(console, doubt)
     return 1 if failure else 0
-
-
-def _share(percentage: str | None) -> float | None:
-    if percentage is None:
-        return None
-    number = re.fullmatch(r"(\d{1,4}(?:\.\d{1,6})?) ?%", percentage.strip())
-    if number is None:
-        expected = "expected a percentage such as 5% or 2.5%"
-        raise UserError(f"--fail-above: got {percentage!r}, {expected}")
-    return float(number[1]) / 100
 
 
 def side(named: str, store: str | None) -> ComparedSide:

@@ -62,12 +62,9 @@ def _inputs(arguments: argparse.Namespace) -> Iterator[Path]:
     paths = [private_files.home() / name for name in ("store.db", "mlflow.db")]
     for name, value in vars(arguments).items():
         if name not in (*getattr(arguments, "outputs", ()), "sweep", "sweeps"):
-            texts = value if isinstance(value, list) else [value]
-            texts = [text[0] if isinstance(text, tuple) else text for text in texts]
-            for text in texts:
-                if isinstance(
-                    text, str
-                ):  # a file, a part of it or a number of it, a model's folder
+            for text in value if isinstance(value, list) else [value]:
+                text = text[0] if isinstance(text, tuple) else text
+                if isinstance(text, str):  # a file, a part of it or a number, a model's folder
                     paths += map(Path, (text, text.rpartition(":")[0], f"{text}/config.json"))
     for path in paths:
         with suppress(OSError, ValueError):

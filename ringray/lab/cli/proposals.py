@@ -48,14 +48,14 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
     seconds = first.time.total
     shares = {name: value / seconds for name, value in first.time.parts.items()}
     parts = (f"{name} {share:.1%}" for name, share in shares.items() if share >= 0.0005)
-    before = (
-        f"{_training(request)} on {request.on}"
-        f"{words.fitted(request.on.hardware)}\n{words.linked(request.on)}\n".replace("\n\n", "\n")
-        + f"One rank: {enough}, a sequence takes {units.memory(alone)} of the "
-        f"{usable} that can be used\n"
-        f"Ring: {'needed; the smallest' if ring.degrees.cp > 1 else 'not needed; without one'}: "
-        f"{ring.degrees} fits, in {ring.time.total / seconds:.2f} x the time of 1\n"
-    )
+    takes, slower = units.memory(alone), ring.time.total / seconds
+    needed = "needed; the smallest" if ring.degrees.cp > 1 else "not needed; without one"
+    before = [
+        f"{_training(request)} on {request.on}{words.fitted(request.on.hardware)}",
+        *filter(None, [words.linked(request.on)]),
+        f"One rank: {enough}, a sequence takes {takes} of the {usable} that can be used",
+        f"Ring: {needed}: {ring.degrees} fits, in {slower:.2f} x the time of 1\n",
+    ]
     after = (
         f"\n{_order(ranked)}; a time is good to ±{first.time.spread:.0%} (80%)\n"
         f"Time of 1: {', '.join(parts)}\nMemory of 1: {first.memory}, "
@@ -63,7 +63,7 @@ def fastest(request: TrainingRequest, ranked: list[Proposal]) -> Answer:
     )
     numbered = ({"#": str(number)} | _cells(row) for number, row in enumerate(rows, 1))
     table = _table(_headings(request), numbered)
-    return answer, [before, table, after, *_excluded(request, first)]
+    return answer, [*before, table, after, *_excluded(request, first)]
 
 
 def _order(ranked: list[Proposal]) -> str:

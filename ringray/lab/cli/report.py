@@ -62,13 +62,8 @@ def _file_name(sweep: SweepRow) -> str:
 def _csv(sweeps: list[_Sweep]) -> str:
     from ringray.lab.tracking.mlflow_record import results_csv, results_rows
 
-    return results_csv(
-        [
-            {"sweep": sweep.name, **row}
-            for sweep, trials in sweeps
-            for row in results_rows(sweep, trials)
-        ]
-    )
+    by_sweep = [(sweep.name, results_rows(sweep, trials)) for sweep, trials in sweeps]
+    return results_csv([{"sweep": name, **row} for name, rows in by_sweep for row in rows])
 
 
 def _write_pictures(arguments: argparse.Namespace, sweeps: list[_Sweep]) -> None:

@@ -52,18 +52,10 @@ def _measured(
     """Measures a sweep and prints its summary; returns the exit code."""
     # With `--json -` stdout has the records alone.
     screen = sys.stderr if arguments.json == "-" else sys.stdout
+    settings = {option: getattr(arguments, option) for option in ("store", "address", "json")}
+    settings |= {"everything": arguments.all, "tracking": not arguments.no_tracking}
     try:
-        summary = measure(
-            name,
-            changes=arguments.set,
-            store=arguments.store,
-            address=arguments.address,
-            everything=arguments.all,
-            tracking=not arguments.no_tracking,
-            json=arguments.json,
-            view=screen,
-            **own,
-        )
+        summary = measure(name, changes=arguments.set, view=screen, **settings, **own)
     except sweeps.InterruptedSweep as interrupted:
         summary = interrupted.summary
     try:

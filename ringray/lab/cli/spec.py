@@ -22,6 +22,7 @@ from ringray.lab.predict.fitting import past_trials
 from ringray.lab.predict.hardware import Fleet, Noise
 from ringray.lab.report import words
 from ringray.lab.specs import model as specs
+from ringray.lab.specs.fields import PRICE
 from ringray.lab.store import traces
 from ringray.lab.trial.config import TrialConfig, default_config
 from ringray.lab.trial.measurement import RankReport
@@ -41,21 +42,29 @@ def validate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _slow(text: str) -> tuple[int, float]:
+    """Reads an option."""
+    rank, _, factor = text.partition(":")
+    with suppress(ValueError):
+        if rank.isdecimal() and 1 <= float(factor) < math.inf:
+            return int(rank), float(factor)
+    raise argparse.ArgumentTypeError(f"got {text!r}, expected RANK:FACTOR such as 3:1.5")
+
+
 @options(
     SPEC,
     SET,
     STORE,
     Output("--json", metavar="F", help="write JSON to F; - is stdout"),
     Option("--all", action="store_true", help="plan and show every point, as `run --all` does"),
-    Option("--price", metavar="P", help="price of a rank and hour: what the sweep will cost"),
+    Option("--price", metavar="P", type=PRICE.argument, help="of a rank and hour: adds the cost"),
     Option("--on", metavar="FLEET", help="predict for h100:8x8, 8 nodes of 8 ranks; local: here"),
     Option("--jitter", metavar="X", type=float, default=0.0, help="spread of each step (0.05)"),
-    Option("--slow", metavar="R:X", action="append", default=[], help=_SLOW),
+    Option("--slow", metavar="R:X", action="append", default=[], type=_slow, help=_SLOW),
     Output("--timeline", metavar="F", help="write the predicted timeline of the first trial to F"),
 )
 def plan(arguments: argparse.Namespace) -> int:
     """Prints the trials of a spec and their predicted cost."""
-    price = _price(arguments.price)
     if arguments.json == arguments.timeline == "-":
         raise UserError("--json, --timeline: only one of them can be stdout")
     elsewhere = os.environ.get("RAY_ADDRESS")
@@ -68,6 +77,7 @@ def plan(arguments: argparse.Namespace) -> int:
         machine=None if elsewhere else provenance.memory_bytes(),
         seen=past_trials(arguments.store, spec.digest),
     )
+    price = arguments.price
     if price is None and made.named:
         price = made.on.hardware.price
     _check_noise(made)
@@ -86,7 +96,7 @@ def _fleet(arguments: argparse.Namespace, cluster: str | None) -> Fleet | None:
     without any."""
     if not 0 <= arguments.jitter <= 1:
         raise UserError(f"--jitter: got {arguments.jitter:g}, expected a share from 0 to 1")
-    slow = dict(map(_slow, arguments.slow))
+    slow = dict(arguments.slow)
     if (named := cluster if arguments.on is None else arguments.on) is None:
         if not slow and not arguments.jitter:
             return None
@@ -97,14 +107,6 @@ def _fleet(arguments: argparse.Namespace, cluster: str | None) -> Fleet | None:
         asked = "cluster" if arguments.on is None else "--on"
         raise UserError(f"{asked}: {error}") from None
     return replace(on, noise=Noise(arguments.jitter, slow)) if slow or arguments.jitter else on
-
-
-def _slow(text: str) -> tuple[int, float]:
-    rank, _, factor = text.partition(":")
-    with suppress(ValueError):
-        if rank.isdecimal() and 1 <= float(factor) < math.inf:
-            return int(rank), float(factor)
-    raise UserError(f"--slow: got {text!r}, expected RANK:FACTOR such as 3:1.5")
 
 
 def _check_noise(plan: Plan) -> None:
@@ -131,20 +133,6 @@ def _timeline(plan: Plan) -> str:
         raise UserError(f"--timeline: kind {plan.spec.kind} has none, expected passes of one ring")
     spans = cost_model.timelines(config, plan.on, _TIMELINES)
     return traces.text([RankReport(rank, spans=some) for rank, some in spans.items()])
-
-
-def _price(text: str | None) -> float | None:
-    """Returns the price of a rank and hour; UserError if it is no number."""
-    if text is None:
-        return None
-    with suppress(ValueError):
-        price = float(text)
-        if 0 <= price <= 1e9:
-            return price
-    raise UserError(
-        f"--price: got {text!r}, expected a number from 0 to 1e9 such as 2.5: the price of a "
-        "rank and hour"
-    )
 
 
 def schema(arguments: argparse.Namespace) -> int:

@@ -112,14 +112,12 @@ class Cluster:
 
     def refusal(self, config: TrialConfig) -> Reason | None:
         """Returns the reason if the trial can never run here, else None."""
-        if not self._here(config):
+        size = config.ring.size
+        if self._largest(self.present, config) < size:
             offer = self.reach
-            if offer is not None and self._largest(offer, config) < config.ring.size:
+            if offer is not None and self._largest(offer, config) < size:
                 return self._too_much(offer, config)
         return unfit(config, self.device(config.ring.device))
-
-    def _here(self, config: TrialConfig) -> bool:
-        return self._largest(self.present, config) >= config.ring.size
 
     def _largest(self, offer: Capacity, config: TrialConfig) -> float:
         placement = self.placement(config)

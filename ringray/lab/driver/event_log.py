@@ -9,14 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ringray.base import private_files
-from ringray.lab.driver.events import (
-    Event,
-    Note,
-    StepEnded,
-    SweepStarted,
-    TrialEnded,
-    TrialStarted,
-)
+from ringray.lab.driver.events import Event, Note, StepEnded, SweepStarted, TrialEnded, TrialStarted
 from ringray.lab.store import feed
 from ringray.lab.trial.outcome import Outcome, TrialRow
 

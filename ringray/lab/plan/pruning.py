@@ -121,11 +121,10 @@ def _undecodable(kind: TrialKind, config: TrialConfig) -> Reason | None:
     """Prunes new tokens of other kinds, and what a step of new tokens does not compute."""
     problem = config.problem
     if not kind.decodes:
-        value, text = (
-            problem.new_tokens,
-            f"kind {kind.name} computes whole sequences, expected null",
-        )
-        return None if value is None else Reason("problem.new_tokens", f"got {value}, but {text}")
+        if problem.new_tokens is None:
+            return None
+        text = f"got {problem.new_tokens}, but kind {kind.name} computes whole sequences, "
+        return Reason("problem.new_tokens", f"{text}expected null")
     assert problem.new_tokens is not None
     if problem.new_tokens >= problem.seq_len:
         text = f"got {problem.new_tokens}, expected fewer than seq_len {problem.seq_len}"

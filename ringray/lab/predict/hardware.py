@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from ringray.base import private_files
@@ -64,11 +57,13 @@ Direction = Literal["forward", "backward"]
 Dtype = Annotated[str, Field(pattern=f"^({'|'.join([*DTYPES, 'float8'])})$")]
 
 
-class _Entry(BaseModel):
+class FrozenModel(BaseModel):
+    """Fields that do not change; others than these are refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Link(_Entry):
+class Link(FrozenModel):
     """One port of messages. ``bandwidth``: bytes/s, one way, both at once. ``latency``: seconds of
     a message beside its bytes. ``ranks``: those that share the port."""
 
@@ -77,7 +72,7 @@ class Link(_Entry):
     ranks: Count = 1
 
 
-class Curve(_Entry):
+class Curve(FrozenModel):
     """Rates of one attention call, whose queries and keys have as many rows.
 
     ``stepped``: each second row sees two keys more, as between ranks of folded partitions.
@@ -95,7 +90,7 @@ class Curve(_Entry):
     doubt: Spread = 0.0
 
 
-class Hardware(_Entry):
+class Hardware(FrozenModel):
     """One kind of rank, with its links.
 
     ``peak``: FLOP/s of dense products by dtype. ``products``: the share of it that large products

@@ -113,11 +113,9 @@ def possible(request: TrainingRequest) -> list[Degrees]:
     )
 
     def choices(name: str) -> Iterator[int]:
-        number = divides[name]
+        number, wanted = divides[name], request.fixed.get(name)
         most = min(number, on.ranks)
-        return (
-            n for n in range(1, most + 1) if number % n == 0 and request.fixed.get(name, n) == n
-        )
+        return (n for n in range(1, most + 1) if number % n == 0 and wanted in (None, n))
 
     fitting = []
     for tp, pp, dp in itertools.product(*map(choices, ("tp", "pp", "dp"))):

@@ -10,10 +10,8 @@ from operator import itemgetter
 from statistics import median, median_high, median_low
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from ringray.base import units
-from ringray.lab.predict.hardware import Hardware, Link, Positive, Rate
+from ringray.lab.predict.hardware import FrozenModel, Hardware, Link, Positive, Rate
 
 _Speeds = dict[tuple[int, int], float]  # by pair: the more, the better
 
@@ -21,22 +19,20 @@ _SLOW = 2.0  # times less than the median: bytes/s of an outlier
 _LATE = 5.0  # times more than the median: latency of an outlier
 
 
-class LinkedNode(BaseModel):
+class LinkedNode(FrozenModel):
     """One node. ``name``: its address, with the start of Ray's id where several share one;
     ``environment``: what measurements on it depend on; ``lost``: why it was not measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     name: str
     environment: Mapping[str, Any] = {}
     lost: str | None = None
 
 
-class NodePair(BaseModel):
+class NodePair(FrozenModel):
     """The link between two of the ``nodes``, both ways at once. ``device``: ``cuda`` if GPUs sent
     (NCCL), else ``cpu`` (gloo); ``bandwidth``: bytes/s, one way; ``latency``: seconds of a small
     message; ``error``: why it was not measured."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     nodes: tuple[int, int]
     device: Literal["cpu", "cuda"]
     bandwidth: Rate = 1.0
@@ -44,10 +40,9 @@ class NodePair(BaseModel):
     error: str | None = None
 
 
-class ClusterLinks(BaseModel):
+class ClusterLinks(FrozenModel):
     """All pairs of ``nodes``. ``measured``: when, in UTC."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
     measured: str
     nodes: tuple[LinkedNode, ...]
     pairs: tuple[NodePair, ...]

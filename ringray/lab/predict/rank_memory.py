@@ -200,8 +200,6 @@ def _activations(
     }[how.kept]
     whole = rows * model.hidden * size * (tp > 1)  # a norm's result, gathered for the products
     at_once = min(rows, (how.mlp_rows or rows) * micro)
-    in_mlp = (
-        attended + 3 * stream + at_once * of_mlp * 1.75
-    )  # with gradients of all but one of four
+    in_mlp = attended + 3 * stream + at_once * of_mlp * 1.75  # gradients of all but one of four
     held += first_states
     return held, first_states + whole + max(in_mlp, 5 * stream + computing)

@@ -13,9 +13,9 @@ Layers may differ (``Model.groups``); times are those of the mean layer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from ringray import transport as transports
 from ringray.lab.predict import (
     collectives,
     cost_model,
@@ -50,19 +50,12 @@ def predict(config: TrialConfig, on: Fleet) -> Cost:
         return layers.mean_cost((count, cost_model.predict(kind, there)) for count, kind in some)
 
     both, forward = of_layer("forward+backward"), of_layer("forward")
-    how = Training(
-        recipe.seq_len * recipe.pool,
-        recipe.sequences // recipe.pool,
-        recipe.dtype,
-        recipe.kept,
-        recipe.mlp_rows,
-        recipe.loss_rows,
-        recipe.scores,
-        micro_batch=recipe.micro_batch,
-        threads=config.ring.threads,
-        offload=recipe.offload,
-    )
-    how = replace(how, fused=not on.shares_cores, exchanged=exchanged(ring))
+    alike = {item.name for item in fields(Training)} & vars(recipe).keys()
+    options: dict[str, Any] = {name: getattr(recipe, name) for name in alike}
+    # A pool joins sequences into one.
+    options |= {"context": recipe.seq_len * recipe.pool, "threads": config.ring.threads}
+    options |= {"sequences": recipe.sequences // recipe.pool, "exchanged": exchanged(ring)}
+    how = Training(**options, fused=not on.shares_cores)
     time = step(model, degrees, how, on, forward, both)
     held = rank_memory.memory(model, degrees, how, both.peak_memory_bytes)
     calls = sum(layers.attentions(model).values()) * how.sequences // how.micro_batch * degrees.tp
@@ -90,11 +83,7 @@ def around(on: Fleet, degrees: Degrees) -> Fleet:
 
 def exchanged(ring: TrialConfig) -> bool:
     """Returns whether the ranks of a ring exchange heads for rows."""
-    transport = default_config(ring).strategy.transport
-    return (
-        transports.plan(transport, ring.ring.size, ring.problem.heads, ring.problem.kv_heads).fold
-        > 1
-    )
+    return default_config(ring).exchange.fold > 1
 
 
 @dataclass(frozen=True)
@@ -173,11 +162,8 @@ def step(
     near, far = _sharded(model, degrees, how, on)
     ring = [attends * sent / degrees.cp for sent in (both.inner_bytes, both.outer_bytes)]
     shards = max(busy, near + ring[0] / inner + tensor, far + ring[1] / outer) - busy
-    logits = (
-        3
-        * (1 + model.heads_ahead)
-        * _multiplied_s([(1, rows, Product(model.hidden, model.vocab, "n"))], degrees, how, on)
-    )
+    of_vocabulary = [(1 + model.heads_ahead, rows, Product(model.hidden, model.vocab, "n"))]
+    logits = 3 * _multiplied_s(of_vocabulary, degrees, how, on)
     # Copies hide behind a layer, of which the forward is a part; but the first of a backward pass.
     copied = how.offload * stream / tp / hardware.host
     ahead = dense + attends * forward.time_ms / 1e3

@@ -84,26 +84,25 @@ def _mapping(
     return read
 
 
+_Whole = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+
+
 class Window(Fields):
     """Positions before and after itself that a query sees."""
 
-    left: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
+    left: _Whole | None = None
     """Positions before it. null: all."""
-    right: Annotated[int, Field(strict=True, ge=0, lt=2**31)] | None = None
+    right: _Whole | None = None
     """Positions after it. null: all."""
 
 
 def _window() -> Kind:
     """Returns the kind of null, a number of positions, or ``{left: ..., right: ...}``."""
-    length = _LENGTH
-    fields = _mapping(Window, lambda place: f"{length.expected}, null")
+    fields = _mapping(Window, lambda place: f"{_LENGTH.expected}, null")
     return Kind(
-        Annotated[length.type | Window | None, BeforeValidator(fields)],
-        f"null (no window), {length.expected}, or {{left: positions before, right: after}}",
+        Annotated[_LENGTH.type | Window | None, BeforeValidator(fields)],
+        f"null (no window), {_LENGTH.expected}, or {{left: positions before, right: after}}",
     )
-
-
-_Whole = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
 class Documents(Fields):

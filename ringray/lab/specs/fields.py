@@ -7,6 +7,7 @@ not have: the phrase that errors put after "expected", hints, units, and sweeps.
 from __future__ import annotations
 
 import re
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Annotated, Any
@@ -77,6 +78,14 @@ class Kind:
                 raise cause from None
             raise Mismatch(self.expected, hint=str(cause)) from None
 
+    def argument(self, text: str) -> Any:
+        """Reads an option of a command, as ``argparse`` calls it."""
+        try:
+            return self.read(int(text) if text.isdecimal() else text)
+        except Mismatch as error:
+            hint = error.hint and f"; {error.hint}"
+            raise ArgumentTypeError(f"got {text!r}, expected {error}{hint}") from None
+
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
@@ -102,9 +111,7 @@ def unquoted(value: object) -> object:
 
 
 def one_of(
-    names: Collection[str],
-    aliases: Mapping[str, str] | None = None,
-    also: str | None = None,
+    names: Collection[str], aliases: Mapping[str, str] | None = None, also: str | None = None
 ) -> Kind:
     """Returns the kind of ``names``; ``aliases`` stand for names, and other texts are valid that
     have what the pattern ``also`` describes."""
@@ -190,6 +197,10 @@ TRUTH = Kind(bool, "true or false")
 CAP = Kind(Annotated[float, Field(ge=0.001, le=1e6)], "a number from 0.001 to 1e6")
 BASE = Kind(Annotated[float, Field(gt=1, le=1e12)], "a number above 1")
 RATE = Kind(Annotated[float, Field(gt=0, lt=1)], "a number above 0, below 1")
+# Of a rank and hour, as the text of an option.
+PRICE = Kind(
+    Annotated[float, Field(ge=1e-9, le=1e9, strict=False)], "a number above 0, from 1e-9 to 1e9"
+)
 SHARE = Kind(Annotated[float, Field(gt=0, le=1)], "a number above 0, at most 1")
 
 

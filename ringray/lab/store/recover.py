@@ -54,10 +54,7 @@ def recover(path: Path) -> Recovered:
     if _whole(path):
         return Recovered(None, ())
     try:
-        with (
-            locks.temporary_folder(".recovering", path.parent) as folder,
-            ExitStack() as stack,
-        ):
+        with locks.temporary_folder(".recovering", path.parent) as folder, ExitStack() as stack:
             new, sources = folder.path / "new.db", []
             for source in (path, snapshot.path_of(path)):
                 copy = folder.path / source.name

@@ -6,10 +6,8 @@ tag, and no infinities or NaN, which break its charts.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import html
-import io
 import json
 import math
 import re
@@ -29,6 +27,7 @@ FIGURES, REPORT = "figures", "report.html"
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 8000
 _CURVE = 500  # points of a curve
+_DESCRIBED = ("os", "python", "code", "kernels", "hardware", "versions", "git")
 _BEST = ("ratio", "median_ms", "error_out")  # metrics that sort the trials; less is better
 
 
@@ -78,15 +77,12 @@ def record_digest(trial: TrialRow) -> str:
 
 def environment_tags(environment: dict[str, Any]) -> dict[str, str]:
     """Returns hardware, versions, source and git state as flat tags, without unknown ones."""
-    tags = {name: environment.get(name) for name in ("os", "python", "code", "kernels")}
-    for name, value in (environment.get("hardware") or {}).items():
-        tags[f"hardware.{name}"] = ", ".join(value) if isinstance(value, list) else value
-    for name, value in (environment.get("versions") or {}).items():
-        tags[f"versions.{name}"] = value
-    git = environment.get("git") or {}
-    tags |= {"git.commit": git.get("commit"), "git.dirty": git.get("dirty")}
-    tags["mlflow.source.git.commit"] = git.get("commit")
-    return tag_texts(tags)
+    described = {name: environment.get(name) for name in _DESCRIBED}
+    tags = {
+        name: ", ".join(value) if isinstance(value, list) else value
+        for name, value in words.flat(described, ".")
+    }
+    return tag_texts(tags | {"mlflow.source.git.commit": tags.get("git.commit")})
 
 
 def sweep_tags(sweep: SweepRow) -> dict[str, str]:
@@ -217,12 +213,9 @@ def results_rows(sweep: SweepRow, trials: Sequence[TrialRow]) -> list[dict[str, 
 
 def results_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns rows as CSV, with the columns of all; what a row lacks is an empty cell."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
-    return text.getvalue()
+    import pandas as pd  # takes a while to import
+
+    return str(pd.DataFrame(rows, dtype=object).map(_cell).to_csv(index=False))
 
 
 def _cell(value: Any) -> Any:

@@ -154,9 +154,10 @@ class MLflowSink:
     def log_live(self, points: Sequence[CurvePoint]) -> None:
         """Adds curves of running trials to the parent run."""
         now = _milliseconds(None)
-        values = [(name, trial, v, step) for trial, name, step, v in points if math.isfinite(v)]
         curves = [
-            Metric(f"live/{name}/{trial + 1}", v, now, step) for name, trial, v, step in values
+            Metric(f"live/{name}/{trial + 1}", value, now, step)
+            for trial, name, step, value in points
+            if math.isfinite(value)
         ]
         self._client.log_batch(self.place.run_id, metrics=curves)
 

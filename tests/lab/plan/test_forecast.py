@@ -220,7 +220,7 @@ def test_the_commands_know_what_is_ruled_out(
     assert totals["cost"] == pytest.approx(2.5 * hours)
     assert main(["plan", str(path), "--price", "1e10"]) == 2
     said, refused = capsys.readouterr()
-    assert "--price: got '1e10', expected a number from 0 to 1e9" in refused
+    assert "--price: got '1e10', expected a number above 0, from 1e-9 to 1e9" in refused
     assert f"rank-hours for {2.5 * hours:,.2f} at 2.5 each" in said
     assert "1 point pruned: limits.rank_memory" in said
     monkeypatch.setattr(provenance, "memory_bytes", lambda: 2 * MIB)
