@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import ringray
 import ringray.models.huggingface as hf
 from ringray.attention.agreement import RefusedError
-from ringray.lab.ring.memory_limit import MemoryLimit
+from ringray.lab.ring.actor import MemoryLimit
 from ringray.models.decoder import Decoder
 from ringray.nn import next_token_labels
 from ringray.training import mesh as meshes

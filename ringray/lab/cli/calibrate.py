@@ -65,16 +65,12 @@ def _facts(entry: Hardware) -> Iterator[tuple[str, str]]:
     """Yields a name and a text for each number beside the rates."""
     link = entry.inner
     yield "memory", f"{units.digits(entry.memory_bandwidth / 1e9)} GB/s, read and written"
-    yield "links", f"{units.digits(link.bandwidth / 1e9)} GB/s, {_micro(link.latency)} latency"
-    yield "overheads", f"{_micro(entry.op)} a pass, {_micro(entry.call)} a call"
+    yield "links", f"{units.bandwidth(link.bandwidth)}, {units.latency(link.latency)} latency"
+    yield "overheads", f"{units.latency(entry.op)} a pass, {units.latency(entry.call)} a call"
     if entry.cores is not None:
-        each = f"{_micro(entry.step)} a step, {_micro(entry.message)} a message"
+        each = f"{units.latency(entry.step)} a step, {units.latency(entry.message)} a message"
         yield "handling", f"{each}, {units.digits(entry.copying * 1e9)} s per GB, of cores"
         threads = (f"; {n} threads are {units.ratio(x)} of one" for n, x in entry.threads.items())
         beside = f"{entry.cores}; beside others {entry.shared:.0%} of a rank"
         yield "cores", beside + "".join(threads)
     yield "spread", f"{entry.spread:.1%}, half of the 80% interval"
-
-
-def _micro(seconds: float) -> str:
-    return units.digits(seconds * 1e6, " µs")

@@ -6,22 +6,26 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringray.base import signals
+from ringray.base import deadline, signals
 from ringray.base.deadline import within
-from ringray.base.errors import PlaceError, reason_of
+from ringray.base.errors import ClusterError, PlaceError, reason_of
 from ringray.lab.cluster import access, embedded, ray_private
 from ringray.lab.cluster.capacity import from_nodes
 from ringray.lab.cluster.fit import Cluster
-from ringray.lab.cluster.watch import LOST_S, ClusterWatch
 
 START_S = 120.0  # seconds for a connection
 CALL_S = 10.0  # seconds for one call of a connected Ray
 PROBE_S = 5.0  # seconds for a cluster's address to answer
+LOOK_S = 2.0  # seconds between two looks whether it lives
+LOST_S = 20.0  # seconds without a sign of life of a cluster; Ray itself waits for 60
+END_S = 30.0  # seconds for the main thread to end in order
 
 
 def target(address: str | None) -> str:
@@ -51,14 +55,14 @@ def connect(address: str | None) -> Iterator[Cluster]:
         stack.enter_context(_variables())
         if local:
             servers = stack.enter_context(embedded.started())
-            watch = ClusterWatch(embedded.NAME, servers.are_running, 0.0, servers.reason)
+            watch = _watched(embedded.NAME, lambda: not servers.lost(), 0.0, servers.reason)
         else:
             access.use_given_token()
             ray_private.reload_config()
             _check_answers(address)
             stack.enter_context(_joined(address))
-            watch = ClusterWatch(name(address), ray_private.cluster_lives(), LOST_S)
-        stack.callback(watch.end)
+            watch = _watched(name(address), ray_private.cluster_lives(), LOST_S)
+        stack.enter_context(watch)
         with signals.blocked():  # also for the threads of what it imports
             import ray
 
@@ -137,3 +141,57 @@ def _check_answers(address: str) -> None:
         ) from None
     if not address.startswith("ray://"):
         access.check(address)
+
+
+@contextlib.contextmanager
+def _watched(
+    watched: str, lives: Callable[[], bool], patience: float, reason: Callable[[], str] = str
+) -> Iterator[None]:
+    """Ends a block whose Ray has ended, which a thread looks for.
+
+    Ray's own calls wait for a control plane that is gone, and after a minute Ray ends the process,
+    as a crash does. So the main thread is interrupted before that, as by Ctrl-C, and ends in order;
+    a second later than it may take, the process ends.
+
+    Args:
+        watched: the Ray, for messages.
+        lives: tells whether it does.
+        patience: seconds without a sign of life.
+        reason: says why it has ended, if it can.
+
+    Raises:
+        ClusterError: Ray was lost.
+    """
+    lost: list[ClusterError] = []
+    ended = threading.Event()
+    # Python handles signals in its main thread only.
+    in_main = threading.current_thread() is threading.main_thread()
+
+    def look() -> None:
+        seen = time.monotonic()
+        while not ended.wait(LOOK_S):
+            if lives():
+                seen = time.monotonic()
+            elif time.monotonic() - seen >= patience:
+                break
+        if ended.is_set() or not in_main:
+            return
+        why = reason()
+        error = ClusterError(
+            f"{watched} has ended or no longer answers{why and f': {why}'}; what was measured "
+            "is kept, and `ringray resume SWEEP` continues"
+        )
+        lost.append(error)
+        if signal.getsignal(signal.SIGINT) is not signals.quit_at_once:  # it ends already
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        if not ended.wait(END_S):
+            deadline.say(f"error: {error}")
+            os._exit(error.exit_code)
+
+    threading.Thread(target=look, name="watch", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if lost:
+            raise lost[0]

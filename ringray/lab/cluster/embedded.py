@@ -126,12 +126,17 @@ def _start(servers: Servers, seconds: float, ended: threading.Event) -> None:
         arguments["_temp_dir"] = str(servers.root)
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
     init = functools.partial(ray.init, num_cpus=local_ranks(), **arguments, **quiet)
+
+    def lives() -> bool:
+        servers.look()
+        return not servers.lost()
+
     # While a worker registers, Ray waits for an answer with the interpreter's lock held: no thread
     # of Python runs then. This one is not of Python.
     faulthandler.dump_traceback_later(seconds + LOCKED_S, exit=True, file=2)
     try:
         with ray_private.without_cluster(), ray_private.fixed_ports():
-            within(seconds, NAME, init, lives=servers.check, until=ended)
+            within(seconds, NAME, init, lives=lives, until=ended)
     except Exception as error:  # of many types, ConnectionError and RuntimeError among them
         raise ClusterError(f"{NAME} cannot start: {servers.reason(reason_of(error))}") from error
     finally:
@@ -159,16 +164,7 @@ class Servers:
                 if child not in self._others:
                     self.names[child] = child.name()
 
-    def check(self) -> bool:
-        """Looks, and tells whether the servers that were seen still run."""
-        self.look()
-        return self.are_running()
-
-    def are_running(self) -> bool:
-        """Tells whether the servers that were seen still run."""
-        return not self._lost()
-
-    def _lost(self) -> str:
+    def lost(self) -> str:
         """Returns which of the servers that were seen has ended, "" if none has."""
         for process, name in self.names.items():
             if name in _SERVERS and not locks.lives(process):
@@ -177,7 +173,7 @@ class Servers:
 
     def reason(self, otherwise: str = "") -> str:
         """Returns why it has ended or does not start, and where a copy of its logs is."""
-        why = self._lost() or otherwise
+        why = self.lost() or otherwise
         with contextlib.suppress(OSError, shutil.Error, PlaceError):
             logs = private_files.folder(private_files.create_home() / "logs")
             copy = logs / time.strftime(f"ray-%Y%m%d-%H%M%S-{os.getpid()}")

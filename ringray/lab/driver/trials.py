@@ -183,7 +183,9 @@ class TrialRunner:
         assert trial.predicted is not None
         flops = reports[0].flops or trial.predicted.flops
         metrics, samples = summarise(trial.config, flops, reports, work.before, peak)
-        self._keep_trace(trial, reports)
+        # Before the trial is recorded: a reader of the record finds it.
+        if any(report.spans for report in reports):
+            self._keep(trial, ".json", traces.text(reports))
         status: Status = "ok"
         reason = None
         if wrong := verdict(reports):
@@ -276,12 +278,6 @@ class TrialRunner:
         if path:
             self._note(f"stacks of the ranks: {path}")
         return replace(fault, stacks=path)
-
-    def _keep_trace(self, trial: Trial, reports: list[RankReport]) -> None:
-        """Writes the trace of a kind that takes one, before the trial is recorded: a reader of the
-        record finds it."""
-        if any(report.spans for report in reports):
-            self._keep(trial, ".json", traces.text(reports))
 
     def _keep(self, trial: Trial, ending: str, text: str) -> str:
         """Writes a file of a trial and returns its path, "" if that fails: numbers stay without."""

@@ -201,7 +201,8 @@ def _dense_s(
         # Each expert of a rank has its share of the rows of all ranks among which they are dealt.
         here, share = mlp.experts // ep, -(-rows * ep * mlp.active // mlp.experts)
         called += [(here, share, product) for product in mlp.expert_products(model.hidden)]
-    states = sum(state.flops for state in group.recurrences) / _rate(on, how.dtype, how.threads)
+    rate = rates.peak(on.hardware, how.dtype) * on.hardware.products * _share(on, how.threads)
+    states = sum(state.flops for state in group.recurrences) / rate
     beside = layers.touched(group, model.hidden) * how.itemsize / on.hardware.memory_bandwidth
     return _multiplied_s(called, degrees, how, on) + rows / degrees.tp * (states + beside)
 
@@ -217,11 +218,6 @@ def _multiplied_s(
         shape[split or "m"] = -(-shape[split or "m"] // tp)
         total += times * products.seconds(on.hardware, how.dtype, **shape)
     return total / _share(on, how.threads)
-
-
-def _rate(on: Fleet, dtype: str, threads: int) -> float:
-    """Returns FLOP/s of dense products of one rank."""
-    return rates.peak(on.hardware, dtype) * on.hardware.products * _share(on, threads)
 
 
 def _share(on: Fleet, threads: int) -> float:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
 from ringray.instruments.progress import Progress, tail_of
+from ringray.lab.ring.order import RankLocation
 from ringray.lab.trial import faults
 
 BESIDE = "beside"  # the concurrency group of a rank's side thread
@@ -26,17 +26,6 @@ _PROBE_S = 1.0  # wait for a node to accept a connection
 _PROBES = 32  # nodes that are probed at the same time
 # Errors of a connection to an address where nothing listens; None is a time-out.
 _UNREACHED = (None, errno.ECONNREFUSED, errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.EHOSTDOWN)
-
-
-@dataclass(frozen=True)
-class RankAddress:
-    """The place of one rank. ``node``: for people; ``node_id``: as Ray names it; ``bundle``: index
-    in the placement group; ``log``: path of its stderr."""
-
-    node: str
-    node_id: str
-    bundle: int = 0
-    log: str = ""
 
 
 class RankCalls:
@@ -49,7 +38,7 @@ class RankCalls:
     def __init__(
         self,
         actors: Sequence[Any],
-        where: Sequence[RankAddress],
+        where: Sequence[RankLocation],
         references: Sequence[Any],
         answering: bool,
     ) -> None:
@@ -113,9 +102,9 @@ class RankCalls:
         place = self.where[rank]
         if not place.log:
             return ()
-        if place.node_id == ray.get_runtime_context().get_node_id():
+        if place.node == ray.get_runtime_context().get_node_id():
             return faults.tail(tail_of(place.log))
-        beside = [other for other in self.pending if self.where[other].node_id == place.node_id]
+        beside = [other for other in self.pending if self.where[other].node == place.node]
         for _, text in self._asked(beside, "log", 1.0, place.log):
             return faults.tail(text)
         return ()

@@ -25,7 +25,7 @@ from ringray.lab.cluster.capacity import Placement
 from ringray.lab.cluster.placement_wait import WaitLimits
 from ringray.lab.kinds import TrialKind
 from ringray.lab.ring.actor import Rank, RankInfo
-from ringray.lab.ring.calls import BESIDE, RankAddress, RankCalls
+from ringray.lab.ring.calls import BESIDE, RankCalls
 from ringray.lab.ring.monitor import RankMonitor, RingFault, Watch
 from ringray.lab.ring.order import RankLocation, check, ordered, zones_of
 from ringray.lab.trial import training
@@ -80,7 +80,7 @@ class ActorRing:
         try:
             placement_wait.wait(self._group, capacity, dict(placement.bundle), wait_limits)
             self._where = _places(self._group)
-            on_placed([where.node_id for where in self._where])
+            on_placed([where.node for where in self._where])
             self._start()
         except BaseException:
             self.close()
@@ -97,16 +97,11 @@ class ActorRing:
             self._actors.append(started.remote(self.placement.device, self.placement.memory))
         self.ranks: list[RankInfo] = self._all("introduce", START_TIMEOUT)
         self._started = True
-        labels = {node["NodeID"]: node.get("Labels") or {} for node in ray.nodes()}
-        self._locations = [
-            RankLocation(
-                where.node_id, zones_of(labels.get(where.node_id, {})), rank.gpu, rank.gpu_links
-            )
+        self._where = [
+            replace(where, gpu=rank.gpu, links=rank.gpu_links, log=rank.log)
             for where, rank in zip(self._where, self.ranks, strict=True)
         ]
-        check(self._locations)
-        introduced = zip(self._where, self.ranks, strict=True)
-        self._where = [replace(where, log=rank.log) for where, rank in introduced]
+        check(self._where)
         others = sorted({rank.address for rank in self.ranks if rank.code != code_digest()})
         if others:
             raise PlaceError(
@@ -123,7 +118,7 @@ class ActorRing:
         assert 1 <= size <= self.capacity
         how = (size, order, inner, seed)
         if how not in self._orders:
-            self._orders[how] = ordered(self._locations, *how)
+            self._orders[how] = ordered(self._where, *how)
         along = self._orders[how]
         if size == self.size and along[:size] == self._along:
             return
@@ -163,7 +158,7 @@ class ActorRing:
     @property
     def nodes(self) -> list[str]:
         """Returns Ray's ids of the nodes by rank."""
-        return [self._where[actor].node_id for actor in self._along]
+        return [self._where[actor].node for actor in self._along]
 
     @property
     def place(self) -> Place:
@@ -233,12 +228,13 @@ def mixed_versions(ranks: Sequence[RankInfo], driver: str | None) -> str | None:
     )
 
 
-def _places(group: Any) -> list[RankAddress]:
-    """Returns the places of the ranks, in the order of the ring: that of the bundles."""
-    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
-    return [
-        RankAddress(
-            f"{addresses.get(node, 'an unknown host')} (node {node[:8]})", node, bundle=bundle
-        )
-        for bundle, node in sorted(placement_group_table(group)["bundles_to_node_id"].items())
-    ]
+def _places(group: Any) -> list[RankLocation]:
+    """Returns the places of the ranks, in the order of the bundles."""
+    nodes = {node["NodeID"]: node for node in ray.nodes()}
+    places = []
+    for bundle, node in sorted(placement_group_table(group)["bundles_to_node_id"].items()):
+        known = nodes.get(node, {})
+        name = f"{known.get('NodeManagerAddress', 'an unknown host')} (node {node[:8]})"
+        zones = zones_of(known.get("Labels") or {})
+        places.append(RankLocation(node, zones, name=name, bundle=bundle))
+    return places

@@ -192,7 +192,7 @@ class RankMonitor:
         return self._located(Fault(kind, message, tuple(ranks), hop=hop, stacks=text))
 
     def _node_of(self, rank: int) -> str:
-        return self._calls.where[rank].node_id
+        return self._calls.where[rank].node
 
     def _by_node(self, ranks: Iterable[int]) -> dict[str, list[int]]:
         by_node: dict[str, list[int]] = {}
@@ -204,7 +204,7 @@ class RankMonitor:
         """Adds the node, if all ranks of the fault lie on one."""
         where = self._calls.where[fault.ranks[0]]
         alone = len(self._by_node(fault.ranks)) == 1
-        return replace(fault, node=where.node, node_id=where.node_id) if alone else fault
+        return replace(fault, node=where.name, node_id=where.node) if alone else fault
 
 
 def of_error(error: RayError, rank: int, node_id: str) -> Fault:

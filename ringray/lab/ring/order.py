@@ -24,12 +24,16 @@ NVLINK = 100  # more than any path over PCI; NVML's levels go from 0 (one board)
 @dataclass(frozen=True)
 class RankLocation:
     """The place of a rank. ``node``: Ray's id; ``zones``: values of ``ZONES``, empty where a node
-    has none; ``gpu``: UUID; ``links``: closeness of the node's other GPUs by UUID."""
+    has none; ``gpu``: UUID; ``links``: closeness of the node's other GPUs by UUID; ``name``: of the
+    node, for people; ``bundle``: index in the placement group; ``log``: path of its stderr."""
 
     node: str
     zones: tuple[str, ...] = ("",) * len(ZONES)
     gpu: str = ""
     links: Mapping[str, int] = field(default_factory=dict)
+    name: str = ""
+    bundle: int = 0
+    log: str = ""
 
 
 def zones_of(labels: Mapping[str, str]) -> tuple[str, ...]:

@@ -6,8 +6,7 @@ process        the process that follows the store
 sink           what it writes to
 mlflow_sink    MLflow: runs, metrics and artifacts
 mlflow_record  params, tags, tables and the parent run's description
-location       which MLflow store
-database       MLflow's sqlite file, created whole
+location       which MLflow store, and its client
 archive        the artifact from which a lost store is rebuilt
 restore        a lost store read back from MLflow
 """

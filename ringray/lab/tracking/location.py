@@ -1,4 +1,4 @@
-"""The place of a sweep's runs, a URI, and checks that it can be used.
+"""The place of a sweep's runs, a URI: its client, and checks that it can be used.
 
 The checks are quick, run before any actor starts, and do not import MLflow.
 """
@@ -12,13 +12,17 @@ import sqlite3
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from ringray.base import private_files
+from ringray.base import locks, private_files
 from ringray.base.errors import PlaceError, reason_of
 from ringray.base.redaction import has_password, without_credentials
 from ringray.lab.cluster.job_folder import check_lasting
 from ringray.lab.tracking.sink import service_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 MODE = "workflowType=machine_learning"  # of MLflow's pages; its other mode hides the description
 PROBE_S = 3.0  # seconds; for a server or a locked database to answer
@@ -197,6 +201,28 @@ def _check_server(uri: str, seconds: float) -> None:
         f"no MLflow server answers at {without_credentials(uri)}: {why[:200]}; "
         f"start it (`mlflow server`) or {_WAY_OUT}"
     )
+
+
+def client_of(uri: str) -> MlflowClient:
+    """Returns a client for ``uri``; creates a sqlite database that is absent or empty.
+
+    MLflow fills a new database in some forty migrations, table by table. Two processes that do it
+    at once both fail, and one that is killed leaves a file that no later process can use. So it is
+    filled under another name, under a lock, and then moved into place.
+    """
+    from mlflow import MlflowClient
+
+    path = sqlite_path(uri)
+    if path is not None:
+        with private_files.locked(path):
+            if not path.exists() or not path.stat().st_size:
+                # A new name each time: MLflow keeps connections by it.
+                with locks.temporary_folder(".mlflow", path.parent) as folder:
+                    new = folder.path / "new.db"
+                    private_files.database(new)
+                    MlflowClient(tracking_uri=sqlite_uri(new)).search_experiments(max_results=1)
+                    new.replace(path)
+    return MlflowClient(tracking_uri=uri)
 
 
 def _check_file(path: Path) -> None:

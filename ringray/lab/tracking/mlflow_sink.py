@@ -35,8 +35,7 @@ from ringray.lab.store.traces import path_of
 from ringray.lab.tracking import archive
 from ringray.lab.tracking import mlflow_record as show
 from ringray.lab.tracking.archive import CURRENT, STORE, TRIALS, runs_of, user_tag
-from ringray.lab.tracking.database import client_of
-from ringray.lab.tracking.location import artifact_root
+from ringray.lab.tracking.location import artifact_root, client_of
 from ringray.lab.trial.outcome import Kept, Tracked, TrialRow, part_of_a_path
 
 _ENDED = ("FINISHED", "FAILED", "KILLED")
@@ -47,7 +46,6 @@ _NOTE = "mlflow.note.content"
 @dataclass(slots=True)
 class _Child:
     run_id: str
-    key: str
     ended: bool
     current: bool
 
@@ -122,7 +120,7 @@ class MLflowSink:
         current = self._store.sequence(self._digest, trial.key) == recording.seq
         place = trial.key, show.record_digest(trial)
         child, marked = self._children.get(place), False
-        for other in [each for each in self._children.values() if each.key == trial.key]:
+        for other in [each for (key, _), each in self._children.items() if key == trial.key]:
             counts = current if other is child else other.current and not current
             if other.current != counts:
                 self._client.set_tag(other.run_id, CURRENT, json.dumps(counts))
@@ -135,7 +133,7 @@ class MLflowSink:
             tags = show.trial_tags(self._sweep, trial, self.place.run_id)
             tags[CURRENT] = json.dumps(current)
             run = self._create_run(self._name(trial.key), trial.started, tags)
-            child = _Child(run.info.run_id, trial.key, False, current)
+            child = _Child(run.info.run_id, False, current)
             self._children[place] = child
         # Safe to repeat: the same key, value, time and step are one metric to MLflow.
         values = [(name, value, 0) for name, value in show.run_metrics(trial).items()]
@@ -264,7 +262,7 @@ class MLflowSink:
         # Some servers say that they have taken what they have not.
         ended = run.info.status in _ENDED and bool(run.data.metrics or status != "ok")
         current = tags.get(CURRENT) == "true"
-        self._children[place] = _Child(run.info.run_id, place[0], ended, current)
+        self._children[place] = _Child(run.info.run_id, ended, current)
 
 
 def _milliseconds(seconds: float | None) -> int:

@@ -14,7 +14,7 @@ from ringray.base.redaction import without_credentials
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import archive
 from ringray.lab.tracking.archive import STORE
-from ringray.lab.tracking.location import cannot_be_used, check, resolve_uri
+from ringray.lab.tracking.location import cannot_be_used, check, client_of, resolve_uri
 from ringray.lab.tracking.sink import service_of
 from ringray.lab.tracking.tracker import UNHURRIED_S
 from ringray.lab.tracking.worker import brief, environment
@@ -73,9 +73,6 @@ def _from_mlflow(uri: str | None, timeout: float, call: Callable[[MlflowClient, 
     check(resolved, UNHURRIED_S)
 
     def attempt() -> _T:
-        # Imported here: it takes seconds, and nothing else in this process needs it.
-        from ringray.lab.tracking.database import client_of
-
         try:
             return call(client_of(resolved), resolved)
         except RingrayError:
@@ -125,7 +122,8 @@ def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Rest
     where = without_credentials(uri)
     experiments = archive.experiments_of(client)
     parents = archive.runs_of(client, experiments, "tags.`ringray.role` = 'sweep'")
-    parents = _choose(sorted(parents, key=_started, reverse=True), selector, where)
+    parents.sort(key=lambda run: run.info.start_time or 0, reverse=True)
+    parents = _choose(parents, selector, where)
     records = [record for parent in parents if (record := archive.read(client, parent))]
     if not records:
         raise UserError(
@@ -142,10 +140,6 @@ def rebuild(client: MlflowClient, store: Store, selector: str, uri: str) -> Rest
     added, earlier_added = store.restore(sweep, created, list(current.values()), earlier)
     unreadable = sum(record.unreadable for record in records)
     return Restored(sweep.digest, sweep.name, added, unreadable, earlier_added)
-
-
-def _started(run: Run) -> int:
-    return run.info.start_time or 0
 
 
 def _in_order(records: list[archive.ArchivedSweep]) -> list[Kept]:

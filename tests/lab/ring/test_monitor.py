@@ -16,8 +16,9 @@ import ray
 from ringray.base.errors import StoppedError
 from ringray.instruments.progress import Progress
 from ringray.lab.ring import calls, monitor
-from ringray.lab.ring.calls import RankAddress, RankCalls
+from ringray.lab.ring.calls import RankCalls
 from ringray.lab.ring.monitor import RankMonitor, RingFault
+from ringray.lab.ring.order import RankLocation
 from ringray.lab.ring.quarantine import Quarantine
 from ringray.lab.trial.faults import Fault
 
@@ -117,7 +118,7 @@ def watched(
     monkeypatch.setattr(calls, "gone", lambda node_id: node_id in away)
     monkeypatch.setattr(monitor, "gone", lambda node_id: node_id in away)
     actors = [ranks.actor(silent in (rank, "all")) for rank in range(len(ends))]
-    where = [RankAddress(f"node {nodes[rank]}", nodes[rank], rank) for rank in range(len(ends))]
+    where = [RankLocation(nodes[rank], name=f"node {nodes[rank]}") for rank in range(len(ends))]
     called = RankCalls(actors, where, list(range(len(ends))), started)
     return RankMonitor(called, 120.0, stop or threading.Event()).answers(), ranks.now
 
@@ -193,7 +194,7 @@ def test_nodes_on_which_rings_fail() -> None:
 # The memory limit of a CPU rank counts what trials take
 
 LIMITED = """
-from ringray.lab.ring.memory_limit import MemoryLimit
+from ringray.lab.ring.actor import MemoryLimit
 
 limit = MemoryLimit(64 << 20)
 limit.impose()

@@ -17,7 +17,7 @@ import pytest
 from ringray.base.errors import PlaceError
 from ringray.lab.store.store import Store
 from ringray.lab.tracking import location as place
-from ringray.lab.tracking.database import client_of
+from ringray.lab.tracking.location import client_of
 from ringray.lab.tracking.tracker import Tracker, sync
 from ringray.lab.tracking.worker import Worker, receive, send
 from ringray.lab.trial.outcome import SyncState
@@ -247,7 +247,7 @@ def test_doubles_are_mended(store: Store) -> None:
 
 OPEN = """
 import sys
-from ringray.lab.tracking.database import client_of
+from ringray.lab.tracking.location import client_of
 client = client_of(sys.argv[1])
 client.create_run("0", tags={"who": sys.argv[2]})
 """
