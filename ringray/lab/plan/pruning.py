@@ -194,27 +194,14 @@ def interpreted(config: TrialConfig, device: str) -> bool:
 
 def unfit(config: TrialConfig, device: str) -> Reason | None:
     """Returns the reason why a point cannot run on ``device`` (cpu, cuda, auto), or None."""
-    return (
-        _gpu_only(config, device)
-        or _wrong_blocks(config, device)
-        or _too_slow(config, device)
-        or _other_baseline(config, device)
-    )
-
-
-def _other_baseline(config: TrialConfig, device: str) -> Reason | None:
-    """Prunes points that the baseline cannot compute."""
-    baseline = config.measure.baseline
-    reason = baseline and BASELINES[baseline].unsupported(config, device)
-    return Reason("measure.baseline", reason) if reason else None
-
-
-def _gpu_only(config: TrialConfig, device: str) -> Reason | None:
-    """Prunes backends of GPUs on a CPU."""
-    backend = config.strategy.backend
-    if device != "cpu" or backend not in GPU_ONLY:
-        return None
-    return Reason("strategy.backend", f"got {backend}, which runs on GPUs only, on a CPU")
+    backend, baseline = config.strategy.backend, config.measure.baseline
+    if device == "cpu" and backend in GPU_ONLY:
+        return Reason("strategy.backend", f"got {backend}, which runs on GPUs only, on a CPU")
+    if reason := _wrong_blocks(config, device) or _too_slow(config, device):
+        return reason
+    if baseline and (text := BASELINES[baseline].unsupported(config, device)):
+        return Reason("measure.baseline", text)
+    return None
 
 
 def _wrong_blocks(config: TrialConfig, device: str) -> Reason | None:

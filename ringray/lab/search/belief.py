@@ -66,44 +66,34 @@ def believe(candidates: Sequence[Candidate], results: Mapping[str, Response]) ->
     doubt = max((point.doubt for point in candidates), default=_UNKNOWN)
     if not all(map(math.isfinite, predicted.values())):
         predicted, doubt = dict.fromkeys(predicted, 0.0), _UNKNOWN
-    runs = _Runs({key: results[key] for key in predicted if key in results})
+    runs = {key: results[key].samples for key in predicted if key in results}
+    values = {key: _log(scores[0]) for key in runs if (scores := results[key].scores)}
+    variances = _variances(runs)
     error = max(doubt, _LEAST) ** 2
-    weights = {key: 1 / (error + runs.variance(key)) for key in runs.of}
-    apart = {key: runs.value(key) - predicted[key] for key in runs.of}
+    weights = {key: 1 / (error + variances[key]) for key in runs}
+    apart = {key: values[key] - predicted[key] for key in runs}
     shared = sum(weights[key] * apart[key] for key in apart) / (sum(weights.values()) or 1.0)
     # A point tells of the errors what its runs do not explain.
-    told = {key: error * weight for key, weight in weights.items()}
-    squares = {key: (apart[key] - shared) ** 2 - runs.variance(key) for key in told}
-    learned = _PRIOR * error + sum(told[key] * squares[key] for key in told)
-    error = max(learned / (_PRIOR + sum(told.values())), error / _PRIOR**2)
+    unexplained = {key: error * weight for key, weight in weights.items()}
+    squares = {key: (apart[key] - shared) ** 2 - variances[key] for key in runs}
+    learned = _PRIOR * error + sum(unexplained[key] * squares[key] for key in runs)
+    error = max(learned / (_PRIOR + sum(unexplained.values())), error / _PRIOR**2)
     beliefs = {}
     for key, value in predicted.items():
         mean, variance = value + shared, error
-        if key in runs.of:
-            part = error / (error + runs.variance(key))
-            mean, variance = mean + part * (runs.value(key) - mean), (1 - part) * error
+        if key in runs:
+            part = error / (error + variances[key])
+            mean, variance = mean + part * (values[key] - mean), (1 - part) * error
         beliefs[key] = Belief(mean, math.sqrt(variance))
     return beliefs
 
 
-class _Runs:
-    """The runs of points, as logarithms of their first scores."""
-
-    def __init__(self, of: Mapping[str, Response]) -> None:
-        self.of = of
-        several = [told.samples for told in of.values() if len(told.samples) > 1]
-        spreads = [statistics.stdev(samples) / statistics.fmean(samples) for samples in several]
-        self._noise = _OF_MEDIAN * (statistics.median(spreads) if spreads else _NOISE) ** 2
-
-    def value(self, key: str) -> float:
-        scores = self.of[key].scores
-        assert scores is not None
-        return _log(scores[0])
-
-    def variance(self, key: str) -> float:
-        """Returns the square of the standard error; 0 of scores that have no runs."""
-        samples = self.of[key].samples
-        return self._noise / len(samples) if samples else 0.0
+def _variances(runs: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Returns the square of each point's standard error; 0 of scores that have no runs."""
+    several = [samples for samples in runs.values() if len(samples) > 1]
+    spreads = [statistics.stdev(samples) / statistics.fmean(samples) for samples in several]
+    noise = _OF_MEDIAN * (statistics.median(spreads) if spreads else _NOISE) ** 2
+    return {key: noise / len(samples) if samples else 0.0 for key, samples in runs.items()}
 
 
 def _log(score: float) -> float:
