@@ -33,7 +33,7 @@ from ringray.attention.call import DEFAULTS, SETTINGS, TYPES, mistake, unnamed
 from ringray.attention.deal import heard, spoken
 from ringray.attention.documents import on_host
 from ringray.attention.tensor_arguments import ScoreParameters, TensorArguments, mistyped
-from ringray.comm.ring import connect_named, name_of, place_in
+from ringray.comm.ring import RingGroup, connect_named, name_of, place_in
 from ringray.traffic import walk
 from ringray.traffic.routes import back
 from ringray_kernels.config import Blocks
@@ -42,8 +42,6 @@ from ringray_kernels.dropout import SEEDS, unusable_dropout
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-
-    import torch.distributed as dist
 
     from ringray.attention.problem import RankProblem
 
@@ -149,7 +147,7 @@ def attention(
     k: Tensor,
     v: Tensor,
     tensors: TensorArguments,
-    group: dist.ProcessGroup | None,
+    group: RingGroup,
     settings: dict[str, Any],
     seed: int | None,
     *,

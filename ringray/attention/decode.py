@@ -28,7 +28,7 @@ from ringray.attention.tensor_arguments import check_sinks
 from ringray.base.provenance import version
 from ringray.base.units import plain
 from ringray.comm.batch import Batch
-from ringray.comm.ring import connect
+from ringray.comm.ring import RingGroup, connect
 from ringray.traffic.mask import Mask
 from ringray.traffic.tree import meetings
 from ringray_kernels import State
@@ -38,7 +38,6 @@ from ringray_kernels.merge import merge_, merge_sinks_, merged
 from ringray_kernels.modes import autocast
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
     from numpy.typing import NDArray
 
     from ringray.comm.ring import Comm
@@ -53,7 +52,7 @@ def ring_decode(
     q: Tensor,
     cache: ShardedKV,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,

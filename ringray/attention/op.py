@@ -24,14 +24,12 @@ from ringray.attention.other_names import answering_other_names
 from ringray.attention.sharding import remember, remembered
 from ringray.attention.tensor_arguments import ScoreParameters, TensorArguments, numbers
 from ringray.base.units import plain
-from ringray.comm.ring import connect
+from ringray.comm.ring import RingGroup, connect
 from ringray_kernels.checks import check_qkv
 from ringray_kernels.modes import autocast, dispatching
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch.distributed as dist
 
     from ringray.attention.problem import RankProblem
     from ringray.comm.ring import Comm
@@ -45,7 +43,7 @@ def ring_attention(
     k: Tensor,
     v: Tensor,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     partition: Partitioning = partitions.DEFAULT,
     causal: bool = True,
     window: int | tuple[int | None, int | None] | None = None,
@@ -83,8 +81,8 @@ def ring_attention(
         k: (B, Hkv, S, D), the same dtype; Hq is a multiple of Hkv, and only the Hkv heads travel.
         v: (B, Hkv, S, Dv), the same dtype; Dv may be another head dim, as in multi-head latent
             attention.
-        group: process group of the ring; None is the default group if one is initialised, otherwise
-            this process alone.
+        group: process group of the ring, or a ``DeviceMesh`` of one dimension; None is the default
+            group if one is initialised, otherwise this process alone.
         partition: rule that deals positions to ranks, a name of ``ringray.partition.PARTITIONS``;
             what ``ringray.deal`` returns; ``balanced``, the same for this call's mask without
             window, chunk and global tokens, which layers of one model have or not; or

@@ -37,7 +37,7 @@ _OTHER_NAMES = {
     "attention_chunk": "chunk",
     "prefix_length": "prefix", "cu_seqlens_q": "cu_seqlens",
     "cu_seqlens_k": "cu_seqlens", "cu_seqlens_kv": "cu_seqlens", "process_group": "group",
-    "pg": "group", "mesh": "group (mesh.get_group())", "device_mesh": "group (mesh.get_group())",
+    "pg": "group", "mesh": "group", "device_mesh": "group",
     "return_attn_probs": "return_lse", "return_softmax_lse": "return_lse",
     "attn_mask": _MASKS, "attention_mask": _MASKS, "mask_mod": _MASKS, "block_mask": _MASKS,
     "score_mod": _SCORES, "score_mod_bprop": _SCORES, "score_mod_tensors": _SCORES,

@@ -17,14 +17,13 @@ from ringray.attention.agreement import refusing
 from ringray.attention.problem import positions
 from ringray.attention.sharding import remembered
 from ringray.base.units import plain
-from ringray.comm.ring import connect
+from ringray.comm.ring import RingGroup, connect
 from ringray.partition import Partitioning
 from ringray.traffic.geometry import Layout
 from ringray_kernels.checks import check_qkv, not_plain
 from ringray_kernels.modes import lasting
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
     from numpy.typing import NDArray
 
 MOST_TOKENS = 1 << 62
@@ -48,7 +47,7 @@ class ShardedKV:
         k: Tensor,
         v: Tensor,
         capacity: int,
-        group: dist.ProcessGroup | None,
+        group: RingGroup,
         partition: Partitioning = "",
         dealt: int = 0,
         padded: int = 0,
@@ -85,7 +84,7 @@ class ShardedKV:
         value_head_dim: int | None = None,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
-        group: dist.ProcessGroup | None = None,
+        group: RingGroup = None,
     ) -> ShardedKV:
         """Returns a cache without tokens.
 
@@ -118,7 +117,7 @@ class ShardedKV:
         capacity: int,
         partition: Partitioning = partitions.DEFAULT,
         seq_len: int | None = None,
-        group: dist.ProcessGroup | None = None,
+        group: RingGroup = None,
     ) -> ShardedKV:
         """Returns a cache with copies of a prefill's keys and values.
 

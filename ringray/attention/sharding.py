@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
@@ -22,7 +21,7 @@ from ringray.attention.compile import operator
 from ringray.attention.deal import heard, spoken
 from ringray.attention.problem import positions
 from ringray.base.units import plain
-from ringray.comm.ring import Comm, connect, connect_named, name_of, place_in
+from ringray.comm.ring import Comm, RingGroup, connect, connect_named, name_of, place_in
 from ringray.partition import Partitioning
 from ringray.traffic.geometry import Layout
 from ringray_kernels.checks import not_plain
@@ -59,7 +58,7 @@ def shard(
     *,
     dim: int,
     partition: Partitioning = partitions.DEFAULT,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     pad_value: float = 0,
 ) -> Tensor:
     """Returns this rank's rows of a full tensor that every rank holds.
@@ -92,7 +91,7 @@ def unshard(
     *,
     dim: int,
     partition: Partitioning = partitions.DEFAULT,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     seq_len: int | None = None,
     gradients: str = "sum",
 ) -> Tensor:

@@ -17,17 +17,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from ringray.comm import host_staging
 from ringray.comm.batch import METER, Batch, Packed, Pending, WaitScope
 from ringray.instruments.progress import HERE
+
+# What callers may name a ring by; None is the default group if there is one, otherwise local.
+RingGroup: TypeAlias = "dist.ProcessGroup | DeviceMesh | None"
 
 # Of messages, on backends that match them by tag: not 0, the default of a user's own messages.
 _TAG = 0x72696E67
@@ -232,36 +236,50 @@ def timeout_of(group: Any) -> Any:
     return group._get_backend(group._device_types[0]).options._timeout
 
 
-def connect(group: dist.ProcessGroup | None) -> Comm:
+def connect(group: RingGroup) -> Comm:
     """Returns the ring of ``group``; None is the default group if there is one, otherwise local."""
-    _check(group)
-    if group is None and dist.is_available() and dist.is_initialized():
-        group = dist.group.WORLD
-    if group is not None and group.size() == 1:
-        group = None
-    return Comm(group)
+    members = _process_group(group)
+    if members is None and dist.is_available() and dist.is_initialized():
+        members = dist.group.WORLD
+    if members is not None and members.size() == 1:
+        members = None
+    return Comm(members)
 
 
-def _check(group: dist.ProcessGroup | None) -> None:
+def _process_group(group: RingGroup) -> dist.ProcessGroup | None:
+    """Returns the process group that ``group`` names: of a mesh, the group of its dimension."""
+    if isinstance(group, DeviceMesh):
+        # A ring has one order of ranks, which a mesh of more dimensions does not say.
+        if group.ndim != 1:
+            raise ValueError(
+                "group: got a DeviceMesh of several dimensions, expected one of them, as mesh['cp']"
+            )
+        if group.get_coordinate() is None:
+            raise ValueError("group: got a DeviceMesh without this rank, expected one that has it")
+        return group.get_group()
     if group is not None and not isinstance(group, dist.ProcessGroup):
-        raise ValueError(f"group: got {type(group).__name__}, expected a process group or None")
+        raise ValueError(
+            f"group: got {type(group).__name__}, expected a process group, a DeviceMesh of one "
+            "dimension, or None"
+        )
+    return group
 
 
 # Code that torch.compile traces holds a group by its name and looks it up when it runs.
 
 
-def name_of(group: dist.ProcessGroup | None) -> str | None:
+def name_of(group: RingGroup) -> str | None:
     """Returns the name that ``connect_named`` takes."""
-    _check(group)
-    return None if group is None else group.group_name
+    members = _process_group(group)
+    return None if members is None else members.group_name
 
 
-def place_in(group: dist.ProcessGroup | None) -> tuple[int, int]:
+def place_in(group: RingGroup) -> tuple[int, int]:
     """Returns this process's rank in the ring of ``group``, and the size of the ring."""
-    _check(group)
-    if group is None and not (dist.is_available() and dist.is_initialized()):
+    members = _process_group(group)
+    if members is None and not (dist.is_available() and dist.is_initialized()):
         return 0, 1
-    return dist.get_rank(group), dist.get_world_size(group)
+    return dist.get_rank(members), dist.get_world_size(members)
 
 
 def _named(name: str | None) -> dist.ProcessGroup | None:

@@ -14,11 +14,11 @@ from typing import Any, Literal, cast, get_args
 from zlib import crc32
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from ringray.comm.ring import RingGroup
 from ringray.models.sizes import Kept, Model, Scores
 from ringray.nn import ContextParallelAttention, keep_attention
 from ringray.nn.loss import sharded_linear_cross_entropy
@@ -175,7 +175,7 @@ class Decoder(nn.Module):
         x: Tensor,
         *,
         labels: Tensor | None = None,
-        shards: dist.ProcessGroup | None = None,
+        shards: RingGroup = None,
         gradients: Literal["sum", "mean"] = "sum",
         **where: Any,
     ) -> Tensor:

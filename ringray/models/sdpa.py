@@ -18,7 +18,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -32,7 +31,7 @@ from ringray.attention.agreement import refusing
 from ringray.attention.deal import deal
 from ringray.attention.sharding import shard
 from ringray.base.units import plain
-from ringray.comm.ring import connect
+from ringray.comm.ring import RingGroup, connect
 from ringray.models.attention_kernels import kernels_refuse, other_attention
 from ringray.partition import Partitioning
 from ringray_kernels.config import Blocks
@@ -54,8 +53,8 @@ _OPAQUE = {
 
 @contextmanager
 def context_parallel(
+    group: RingGroup = None,
     *,
-    group: dist.ProcessGroup | None = None,
     partition: Partitioning = partitions.DEFAULT,
     transport: str = transports.DEFAULT,
     backend: str = "auto",
@@ -164,7 +163,7 @@ def _shards(
     pad_values: float | Sequence[float],
     seq_len: int | None,
     partition: Partitioning,
-    group: dist.ProcessGroup | None,
+    group: RingGroup,
 ) -> tuple[int | None, tuple[Tensor, ...]]:
     """Returns the sequence length, if it is known, and this rank's rows of each buffer."""
     pad_values, seq_len, dims = plain(pad_values), plain(seq_len), [*map(plain, dims)]

@@ -15,19 +15,18 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ringray.comm.ring import members, name_of
+from ringray.comm.ring import RingGroup, members, name_of
 
 _ROWS = 22  # of a trial: even, as partitions want them, and rarely another size
 
 
 def refuse_unrouted(
     model: nn.Module,
-    group: dist.ProcessGroup | None,
+    group: RingGroup,
     inputs: tuple[Any, ...] | None = None,
     *,
     sharded: bool = True,

@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -28,7 +27,7 @@ from ringray.attention.deal import deal, heard, spoken
 from ringray.attention.documents import boundaries, document_boundaries
 from ringray.attention.sharding import local_positions, refuse, remembered, traced_positions
 from ringray.base.units import plain
-from ringray.comm.ring import connect, name_of, place_in
+from ringray.comm.ring import RingGroup, connect, name_of, place_in
 from ringray.partition import Partitioning
 from ringray.traffic.mask import Mask
 from ringray_kernels.config import Blocks
@@ -81,7 +80,7 @@ class ContextParallelAttention(nn.Module):
         chunk: int | None = None,
         dropout_p: float = 0.0,
         rope_theta: float | None = 10000.0,
-        group: dist.ProcessGroup | None = None,
+        group: RingGroup = None,
         partition: Partitioning = partitions.DEFAULT,
         transport: str = transports.DEFAULT,
         backend: str = "auto",

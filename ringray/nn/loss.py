@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -22,12 +21,12 @@ from ringray.attention.compile import operator
 from ringray.attention.documents import INTEGERS, document_boundaries
 from ringray.attention.sharding import holds, mistaken, refuse
 from ringray.base.units import plain
-from ringray.comm.ring import connect, connect_named, name_of, place_in
+from ringray.comm.ring import RingGroup, connect, connect_named, name_of, place_in
 from ringray.traffic.mask import Mask
 from ringray_kernels.checks import not_plain
 
 _Sums = tuple[Tensor, Tensor]
-_Asked = tuple[str, dist.ProcessGroup | None, int, str]  # function, group and settings
+_Asked = tuple[str, RingGroup, int, str]  # function, group and settings
 
 
 def next_token_labels(
@@ -67,7 +66,7 @@ def sharded_cross_entropy(
     logits: Tensor,
     labels: Tensor,
     *,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     ignore_index: int = -100,
     gradients: Literal["sum", "mean"] = "sum",
 ) -> Tensor:
@@ -110,7 +109,7 @@ def sharded_linear_cross_entropy(
     labels: Tensor,
     *,
     rows: int | None = 1024,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     ignore_index: int = -100,
     gradients: Literal["sum", "mean"] = "sum",
 ) -> Tensor:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -27,7 +26,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.utils._pytree import tree_leaves
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.comm.ring import connect
+from ringray.comm.ring import RingGroup, connect
 from ringray.models.decoder import Layer
 
 Wait = Callable[[], object]  # returns when a copy is done, or raises OSError
@@ -173,7 +172,7 @@ class Offload:
     """The inputs of a model's layers that are away. A copy of the model shares them; one that was
     saved and loaded has its own."""
 
-    def __init__(self, group: dist.ProcessGroup | None, folder: Path | None) -> None:
+    def __init__(self, group: RingGroup, folder: Path | None) -> None:
         self.stores: dict[torch.device, PinnedMemory | Files] = {}
         self._group, self._folder, self._comm = group, folder, connect(group)
         self._thread = _OffloadThread()
@@ -308,7 +307,7 @@ def offload(
     model: nn.Module,
     *,
     layers: Iterable[nn.Module] | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     folder: str | Path | None = None,
 ) -> Offload:
     """Makes inputs of a model's layers leave their device between forward and backward.

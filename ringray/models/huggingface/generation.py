@@ -14,13 +14,12 @@ import inspect
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringray import partition as partitions
 from ringray import transport as transports
 from ringray.attention.agreement import AgreedCall, agree, refusing
-from ringray.comm.ring import connect
+from ringray.comm.ring import RingGroup, connect
 from ringray.models.huggingface.batch import deal
 from ringray.models.huggingface.cache import RingCache
 from ringray.models.huggingface.forward import Forward
@@ -38,7 +37,7 @@ def generate(
     input_ids: Tensor,
     *,
     max_new_tokens: int,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     partition: Partitioning = partitions.DEFAULT,
     transport: str = transports.DEFAULT,
     backend: str = "auto",

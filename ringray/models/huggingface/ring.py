@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ringray import partition as partitions
 from ringray import transport as transports
+from ringray.comm.ring import RingGroup
 from ringray.partition import Partitioning
 from ringray_kernels.config import Blocks
 
@@ -36,7 +36,7 @@ class Ring:
 
     seq_len: int
     cu_seqlens: tuple[int, ...] | tuple[tuple[int, ...], ...] | None = None
-    group: dist.ProcessGroup | None = None
+    group: RingGroup = None
     partition: Partitioning = partitions.DEFAULT
     transport: str = transports.DEFAULT
     backend: str = "auto"

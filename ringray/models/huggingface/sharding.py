@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from ringray import partition as partitions
@@ -17,7 +16,7 @@ from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.call import several
 from ringray.attention.documents import document_boundaries
 from ringray.attention.other_names import answering_other_names
-from ringray.comm.ring import connect
+from ringray.comm.ring import RingGroup, connect
 from ringray.models.huggingface.batch import deal, positions_in_documents
 from ringray.models.huggingface.probe import check
 from ringray.models.huggingface.ring import IGNORED, Ring, digest, said, transformers_model
@@ -36,7 +35,7 @@ def shard_batch(
     position_ids: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     attention_mask: Tensor | None = None,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     partition: Partitioning = partitions.DEFAULT,
     gradients: Literal["sum", "mean"] = "sum",
     transport: str = transports.DEFAULT,
