@@ -252,7 +252,7 @@ def _form_group(store: str, rank: int, ranks: int, device: str) -> None:
     rank, ranks = (0, 1) if rank < 0 else (rank, ranks)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        store=dist.distributed_c10d.FileStore(store, ranks),
+        init_method=f"file://{store}",
         rank=rank,
         world_size=ranks,
         timeout=_GROUP_TIMEOUT,
