@@ -34,7 +34,7 @@ Verdict = Literal["ok", "missing", "note"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class MachineFact:
     """One line: ``ok``, ``missing`` (the quickstart cannot run without it) or ``note``."""
 
     verdict: Verdict
@@ -67,37 +67,37 @@ def doctor(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _findings(address: str | None) -> Iterator[Finding]:
-    yield Finding("ok", "python", platform.python_version())  # another one runs no command
+def _findings(address: str | None) -> Iterator[MachineFact]:
+    yield MachineFact("ok", "python", platform.python_version())  # another one runs no command
     torch = probe()
     gpus, hardware = torch.get("gpus", []), provenance.hardware()
     needed: Verdict = "missing" if gpus else "note"  # of what only kernels for GPUs need
     way_out = "pip install 'torch>=2.11' (without a GPU: torch==2.13.0)"
     if "error" in torch:
-        yield Finding("missing", "torch", f"{torch['error']}; {way_out}")
+        yield MachineFact("missing", "torch", f"{torch['error']}; {way_out}")
     else:
         yield _package("torch", "missing", way_out)
     yield _package("triton", needed, "only GPU kernels need it: pip install 'triton>=3.6'")
     if lacks := toolchain.missing():
-        yield Finding(needed, "compiler", f"{lacks}; Triton needs it on a GPU")
+        yield MachineFact(needed, "compiler", f"{lacks}; Triton needs it on a GPU")
     else:
-        yield Finding("ok", "compiler", "a C compiler and Python's headers")
+        yield MachineFact("ok", "compiler", "a C compiler and Python's headers")
     yield _package("ray", "missing", "pip install 'ray[default]' -c constraints.txt")
     yield _package("mlflow", "missing", "pip install mlflow -c constraints.txt")
     cores = units.plural(hardware["cores"], "usable core")
-    yield Finding("ok", "cpu", f"{hardware['cpu']}, {cores}")
+    yield MachineFact("ok", "cpu", f"{hardware['cpu']}, {cores}")
     yield _memory()
     if gpus:
-        yield Finding("ok", "gpu", ", ".join(gpus))
+        yield MachineFact("ok", "gpu", ", ".join(gpus))
     elif seen := ", ".join(hardware["gpus"]):
-        yield Finding("note", "gpu", f"{seen}, but torch cannot use it: install torch for CUDA")
+        yield MachineFact("note", "gpu", f"{seen}, but torch cannot use it: install torch for CUDA")
     else:
-        yield Finding("note", "gpu", "none: rings run on the CPU, over gloo")
+        yield MachineFact("note", "gpu", "none: rings run on the CPU, over gloo")
     if trouble := torch.get("gloo"):
         hint = "the host name must resolve: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME=lo"
-        yield Finding("missing", "gloo", f"{trouble}; {hint}")
+        yield MachineFact("missing", "gloo", f"{trouble}; {hint}")
     elif "gloo" in torch:
-        yield Finding("ok", "gloo", "a group forms over the loopback")
+        yield MachineFact("ok", "gloo", "a group forms over the loopback")
     yield from _backends(torch)
     yield _home()
     most = local_ranks()
@@ -106,7 +106,7 @@ def _findings(address: str | None) -> Iterator[Finding]:
         text += f", {hardware['cores']} of them without sharing a core"
     if gpus:
         text = f"up to {units.plural(len(gpus), 'rank')} on GPUs, {text}"
-    yield Finding("ok" if most >= 2 else "missing", "rings", text)
+    yield MachineFact("ok" if most >= 2 else "missing", "rings", text)
     if address := address or os.environ.get("RAY_ADDRESS"):
         yield _cluster(address)
 
@@ -161,75 +161,75 @@ def torch_report() -> dict[str, Any]:
     return report
 
 
-def _package(name: str, needed: Verdict, way_out: str) -> Finding:
+def _package(name: str, needed: Verdict, way_out: str) -> MachineFact:
     version = provenance.versions()[name]
     if version is None:
-        return Finding(needed, name, f"not installed; {way_out}")
+        return MachineFact(needed, name, f"not installed; {way_out}")
     numbers = tuple(map(int, re.findall("[0-9]+", version)[:2]))
     if name in LEAST and numbers < LEAST[name]:
         least = ".".join(map(str, LEAST[name]))
         why = f"{version} is too old, expected {least} or newer; {way_out}"
-        return Finding("missing", name, why)
+        return MachineFact("missing", name, why)
     if version.partition("+")[0] != TRIED[name]:
-        return Finding("note", name, f"{version}; tested with {TRIED[name]}")
-    return Finding("ok", name, version)
+        return MachineFact("note", name, f"{version}; tested with {TRIED[name]}")
+    return MachineFact("ok", name, version)
 
 
-def _memory() -> Finding:
+def _memory() -> MachineFact:
     import psutil
 
     memory = psutil.virtual_memory()
     text = f"{units.memory(memory.total)}, {units.memory(memory.available)} free"
     if memory.available >= _QUICKSTART_MEMORY:
-        return Finding("ok", "memory", text)
+        return MachineFact("ok", "memory", text)
     needs = f"the quickstart needs {units.memory(_QUICKSTART_MEMORY)}"
-    return Finding("note", "memory", f"{text}; {needs}")
+    return MachineFact("note", "memory", f"{text}; {needs}")
 
 
-def _backends(torch: dict[str, Any]) -> Iterator[Finding]:
+def _backends(torch: dict[str, Any]) -> Iterator[MachineFact]:
     backends = torch.get("backends", {})
     interpreted = INTERPRETED if torch.get("interpreted") else ()
     usable = [name for name, why in backends.items() if why is None and name not in interpreted]
     if backends:
         text = ", ".join(usable) or "none works here"
         chosen = f"; auto is {torch['auto']}" if "auto" in torch else ""
-        yield Finding("ok" if usable else "missing", "backends", text + chosen)
+        yield MachineFact("ok" if usable else "missing", "backends", text + chosen)
     reason = "TRITON_INTERPRET is set" if torch.get("gpus") else "its kernels need a GPU"
     for name, why in backends.items():
         if why is not None:
-            yield Finding("note", "backends", f"{name}: {why}")
+            yield MachineFact("note", "backends", f"{name}: {why}")
         elif name in interpreted:
             text = f"{name}: only in its interpreter, for small sizes ({reason})"
-            yield Finding("note", "backends", text)
+            yield MachineFact("note", "backends", text)
 
 
-def _home() -> Finding:
+def _home() -> MachineFact:
     try:
         path = private_files.create_home()
     except RingrayError as error:
-        return Finding("missing", "home", str(error))
+        return MachineFact("missing", "home", str(error))
     try:
         with tempfile.TemporaryFile(dir=path):
             pass
         others = path.stat().st_mode & 0o022
     except OSError as error:
         why = f"{path} is not writable: {reason_of(error)}; set RINGRAY_HOME"
-        return Finding("missing", "home", why)
+        return MachineFact("missing", "home", why)
     free = shutil.disk_usage(path).free
     text = f"{path}, {units.memory(free)} free"
     if others:
         text += f"; other users may write there and replace its files: chmod go-w {path}"
-    return Finding("ok" if free >= _DISK and not others else "note", "home", text)
+    return MachineFact("ok" if free >= _DISK and not others else "note", "home", text)
 
 
-def _cluster(address: str) -> Finding:
+def _cluster(address: str) -> MachineFact:
     from ringray.lab.cluster.connect import connect
 
     try:
         with connect(address) as cluster:
-            return Finding("ok", "cluster", f"{address}: {cluster.present}")
+            return MachineFact("ok", "cluster", f"{address}: {cluster.present}")
     except RingrayError as error:
-        return Finding("missing", "cluster", str(error))
+        return MachineFact("missing", "cluster", str(error))
 
 
 if __name__ == "__main__":
