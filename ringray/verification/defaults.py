@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,9 +59,9 @@ def step(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
     if isinstance(out, Tensor):
         out = {"logits": out} if out.dim() else {"logits": None, "loss": out}
     elif isinstance(out, tuple):
-        out = {"logits": next(x for x in out if isinstance(x, Tensor) and x.dim() == 3)}
-    loss = out.get("loss") if hasattr(out, "get") else getattr(out, "loss", None)
-    logits = out["logits"] if hasattr(out, "get") else out.logits
+        out = {"logits": next((x for x in out if isinstance(x, Tensor) and x.dim() == 3), None)}
+    named = out.get if hasattr(out, "get") else partial(getattr, out)
+    logits, loss = named("logits", None), named("loss", None)
     if loss is None and logits is not None:
         loss = sharded_cross_entropy(logits, batch["shift_labels"], gradients="mean")
     return {"logits": logits, "loss": loss}
