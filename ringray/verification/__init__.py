@@ -21,15 +21,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TextIO
+
+import torch
 
 from ringray.base.errors import unknown
+from ringray.verification import process
+from ringray.verification.mistakes import MISTAKES
 from ringray.verification.probes import PROBES, Evidence, Skip
-from ringray.verification.target import DEFAULT, TargetError, spelled
+from ringray.verification.target import ADAPTERS, DEFAULT, TargetError, spelled
 from ringray.verification.verdict import Finding, Verdict
-from ringray.verification.world import HangError, Refused, World
+from ringray.verification.world import FailedRank, HangError, Refused, World
 
 __all__ = ["Finding", "HangError", "TargetError", "Verdict", "verify"]
+
+_DEVICES = "cpu", "cuda"
+_MOST = 64  # ranks
 
 
 def verify(
@@ -39,22 +46,25 @@ def verify(
     adapter: str | None = None,
     probes: Sequence[str] | None = None,
     device: str = "cpu",
-    limit: float = 60.0,
+    limit: float | None = None,
+    view: TextIO | None = None,
 ) -> Verdict:
     """Compares a model that is split over ranks with the same model in one process.
 
-    Each rank is a new process, which imports the target by its name.
+    Each rank is a new process, which imports the target by its name; a program that calls this and
+    has ``build`` itself does so below ``if __name__ == "__main__":``.
 
     Args:
         build: a function that returns the model, or (model, shard); or a Python file or
             ``module:function``. The target's other functions: ``ringray.verification.target``.
-        ranks: processes of the ring, at least 2.
+        ranks: processes of the ring, from 2 to 64.
         adapter: how a plain model runs on them, a name of ``ringray.verification.target.ADAPTERS``;
             None: our ring.
         probes: names of ``ringray.verification.probes.PROBES``; None: all.
         device: ``cpu`` (gloo), or ``cuda`` (NCCL, one GPU for each rank).
-        limit: seconds within which a process answers a request; then the stacks of its threads are
-            told.
+        limit: seconds within which a process ends a step; then the stacks of its threads are told.
+            None: 60, or more on a machine that is slow to start the processes.
+        view: a text file for progress, a line for each probe; None: nothing is shown.
 
     Returns:
         the verdict; its ``findings`` are empty if everything is right.
@@ -62,30 +72,64 @@ def verify(
     Raises:
         TargetError: nothing could be compared: the target cannot be imported, its processes build
             different weights, it returns no tensor, it fails on some ranks, or hangs
-            (``HangError``).
+            (``HangError``), with whole sequences already.
     """
-    if type(ranks) is not int or ranks < 2:
-        raise TargetError(f"ranks: got {ranks!r}, expected an integer of at least 2")
-    chosen = list(PROBES) if probes is None else list(probes)
-    for name in chosen:
-        if name not in PROBES:
-            raise TargetError(unknown("probe", name, PROBES))
+    _check(ranks, adapter, probes, device, limit)
     begin = time.monotonic()
     text = spelled(build)
     verdict = Verdict(text, adapter or DEFAULT, ranks)
-    with World(text, adapter, ranks=ranks, device=device, limit=limit) as world:
-        evidence = Evidence(world)
-        try:
-            _ = evidence.plain
-        except Refused as error:
-            raise TargetError(f"{text}: fails on every rank: {error}") from error
-        for name in chosen:
+    try:
+        with World(text, adapter, ranks=ranks, device=device, limit=limit) as world:
+            evidence = Evidence(world)
             try:
-                findings = list(PROBES[name](evidence))
-            except (Skip, Refused) as error:
-                verdict.probes[name] = f"skipped: {str(error).splitlines()[0]}"
-                continue
-            verdict.findings += findings
-            verdict.probes[name] = "wrong" if findings else "right"
+                _ = evidence.plain
+            except Refused as error:
+                raise TargetError(str(error)) from error
+            for name in PROBES if probes is None else probes:
+                _try(name, evidence, verdict)
+                if view is not None:
+                    print(f"{name}: {verdict.probes[name]}", file=view, flush=True)
+    except TargetError as error:
+        error.args = (f"{text}: {error}",)
+        raise
     verdict.seconds = time.monotonic() - begin
     return verdict
+
+
+def _check(
+    ranks: int, adapter: str | None, probes: Sequence[str] | None, device: str, limit: float | None
+) -> None:
+    """Raises TargetError for wrong arguments."""
+    if process.inside:
+        raise TargetError(
+            "verify is called while a rank imports its target; call it below "
+            'if __name__ == "__main__":'
+        )
+    if type(ranks) is not int or not 2 <= ranks <= _MOST:
+        raise TargetError(f"ranks: got {ranks!r}, expected an integer from 2 to {_MOST}")
+    if limit is not None and not 0 < limit < float("inf"):
+        raise TargetError(f"limit: got {limit!r}, expected seconds above 0")
+    named = [("device", device, _DEVICES), *(("probe", x, PROBES) for x in probes or ())]
+    named += [("adapter", adapter, ADAPTERS)] * (adapter is not None)
+    for what, name, choices in named:
+        if name not in choices:
+            raise TargetError(unknown(what, name, choices))
+    if device == "cuda" and (gpus := torch.cuda.device_count()) < ranks:
+        raise TargetError(f"device: cuda needs a GPU for each of {ranks} ranks, here are {gpus}")
+
+
+def _try(name: str, evidence: Evidence, verdict: Verdict) -> None:
+    """Runs a probe."""
+    try:
+        findings = list(PROBES[name](evidence))
+    except (Skip, Refused) as error:
+        verdict.probes[name] = f"skipped: {str(error).splitlines()[0]}"
+        return
+    except FailedRank as error:
+        # In a training the other ranks would wait for this one for ever. Where several probes use
+        # a batch, the first one tells it.
+        sentence = f"{error.what}; {MISTAKES[error.mistake]}"
+        rank = error.rank if error.rank >= 0 else None
+        findings = [Finding(name, error.mistake, sentence, rank, details=error.details)]
+    verdict.findings += [x for x in findings if x.sentence not in verdict.sentences]
+    verdict.probes[name] = "wrong" if findings else "right"

@@ -44,6 +44,8 @@ MISTAKES = {
     "not-reduced": "each rank has the gradient of its own rows: nothing sums them over the ring",
     "gradient": "the gradient is another one than that of one process",
     "norm": "the norm of the gradients is not that of the whole gradient",
+    "fails": "an error of some ranks only: in a training the others wait for them for ever",
+    "hangs": "ranks wait for ever, or not for each other",
 }  # fmt: skip
 
 # A variant is recognised if it explains all but this share of the difference.

@@ -1,16 +1,20 @@
 """One process of a verification: a rank, or the one process that ranks are compared with.
 
-``main``, with CONNECTION STORE RANK RANKS TARGET ADAPTER DEVICE as its arguments, answers requests
-of the parent, ``(name, arguments)``, with ``("ok", result)`` or ``("error", text, traceback)``.
-Results hold NumPy arrays only.
+``main``, with CONNECTION PARENT FOLDER RANK RANKS DEVICE as its arguments, answers requests of the
+parent, ``(name, arguments)``, with ``("ok", result)`` or ``("error", text, traceback)``. Results
+hold NumPy arrays only. The first requests are ``join``, ``load`` and ``build``.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import hashlib
+import os
+import shutil
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -26,11 +30,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ringray.verification.double import in_double
-from ringray.verification.target import Target, load
+from ringray.verification.target import Target, TargetError, load
 
 Array = NDArray[Any]
 BASE = 1 << 24  # of the numbers that stand for rows where a batch is dealt to learn how
 WEIGHTS_SEED = 0
+inside = False  # this process is one of a verification
 _GROUP_TIMEOUT = timedelta(minutes=30)  # the parent ends what hangs
 # What wrappers put in front of the names of modules and parameters.
 _WRAPPED = "module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."
@@ -82,10 +87,32 @@ class Process:
     ``exact`` is the model in fp64, which the process that runs alone has.
     """
 
-    def __init__(self, target: Target, rank: int, ranks: int, device: str) -> None:
-        self.target, self.rank, self.ranks, self.device = target, rank, ranks, device
+    target: Target
+
+    def __init__(self, rank: int, ranks: int, device: str) -> None:
+        self.rank, self.ranks, self.device = rank, ranks, device
         self.model: nn.Module = nn.Identity()
         self.exact: nn.Module | None = None
+
+    def join(self, store: str) -> None:
+        """Forms the group of all ranks; the process that runs alone has one of its own, for code
+        that asks for its rank."""
+        if self.device == "cuda":
+            torch.cuda.set_device(max(0, self.rank))
+        rank, ranks = (0, 1) if self.rank < 0 else (self.rank, self.ranks)
+        dist.init_process_group(
+            "nccl" if self.device == "cuda" else "gloo",
+            store=dist.FileStore(store, ranks),  # type: ignore[attr-defined]
+            rank=rank,
+            world_size=ranks,
+            timeout=_GROUP_TIMEOUT,
+        )
+        # A target that forms the group itself, as a training does, has it already.
+        dist.init_process_group = lambda *args, **options: None
+
+    def load(self, text: str, adapter: str | None) -> None:
+        """Imports the target."""
+        self.target = load(text, adapter)
 
     def build(self) -> dict[str, Any]:
         """Builds the model, and returns facts by which ranks and the parent see what it is."""
@@ -155,7 +182,7 @@ class Process:
     def _step(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
         out = self.target.call("step", model, batch)
         if not isinstance(out, dict) or not any(isinstance(x, Tensor) for x in out.values()):
-            raise TypeError(
+            raise TargetError(
                 f"step() returned no tensor, expected a dict with logits, loss or both; got "
                 f"{type(out).__name__}"
             )
@@ -218,6 +245,8 @@ def serve(connection: Connection[Any, Any], process: Process) -> None:
         name, arguments = request
         try:
             answer: tuple[Any, ...] = "ok", getattr(process, name)(**arguments)
+        except TargetError as error:
+            answer = "error", str(error), ""
         except Exception as error:
             where = traceback.format_exc(limit=-3)
             answer = "error", f"{type(error).__name__}: {error}", where
@@ -225,35 +254,23 @@ def serve(connection: Connection[Any, Any], process: Process) -> None:
 
 
 def main() -> None:
-    connection, store, place, size, text, adapter, device = sys.argv[1:]
-    # The parent asks for the stacks of a process that hangs.
+    global inside
+    inside = True
+    connection, parent, folder, place, size, device = sys.argv[1:]
+    sys.argv = ["verify"]  # a target that reads its command line finds no words of ours
+    # The stacks of a process that crashes, and of one that hangs when the parent asks for them.
+    faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
+    threading.Thread(target=_follow, args=(int(parent), folder), daemon=True).start()
     torch.set_num_threads(1)
-    parent: Connection[Any, Any] = Connection(int(connection))
-    with parent:
-        try:
-            target = load(text, adapter or None)
-            _form_group(store, int(place), int(size), device)
-            process = Process(target, int(place), int(size), device)
-        except Exception as error:
-            parent.recv()
-            parent.send(
-                ("error", f"{type(error).__name__}: {error}", traceback.format_exc(limit=-3))
-            )
-            return
-        serve(parent, process)
+    requests: Connection[Any, Any] = Connection(int(connection))
+    with requests:
+        serve(requests, Process(int(place), int(size), device))
 
 
-def _form_group(store: str, rank: int, ranks: int, device: str) -> None:
-    """Forms the group of all ranks; the process that runs alone has one of its own, for code that
-    asks for its rank."""
-    if device == "cuda":
-        torch.cuda.set_device(max(0, rank))
-    rank, ranks = (0, 1) if rank < 0 else (rank, ranks)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=f"file://{store}",
-        rank=rank,
-        world_size=ranks,
-        timeout=_GROUP_TIMEOUT,
-    )
+def _follow(parent: int, folder: str) -> None:
+    """Ends this process, and those that the target has started, after a parent that was killed."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)

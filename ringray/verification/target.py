@@ -24,6 +24,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -35,7 +36,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ringray.base.errors import UserError, unknown
+from ringray.base.errors import UserError
 
 Batch = dict[str, Tensor]
 
@@ -69,8 +70,8 @@ class Target:
             built, self.functions["shard"] = built
         if not isinstance(built, nn.Module):
             raise TargetError(
-                f"{self.name}: build() returned {type(built).__name__}, expected a torch.nn.Module "
-                "or (model, shard)"
+                f"build() returned {type(built).__name__}, expected a torch.nn.Module or (model, "
+                "shard)"
             )
         return built
 
@@ -86,49 +87,50 @@ def spelled(build: str | Callable[..., Any]) -> str:
     """Returns the text by which other processes find ``build``.
 
     Raises:
-        TargetError: a function that has no name of its own, such as a lambda or a local one.
+        TargetError: there is no such file; or a function has no name of its own, such as a lambda
+            or a local one, or stands in no file, such as one of a notebook.
     """
     if isinstance(build, str):
+        place = build.partition(":")[0]
+        if place.endswith(".py") and not Path(place).is_file():
+            raise TargetError(f"{build}: there is no file {Path(place).absolute()}")
         return build
-    name = getattr(build, "__qualname__", "<unnamed>")
-    if "<" in name or not callable(build):
+    name = getattr(build, "__qualname__", type(build).__name__)
+    file = getattr(sys.modules.get(getattr(build, "__module__", "")), "__file__", None)
+    if not callable(build) or "." in name or "<" in name or file is None:
         raise TargetError(
-            f"build: got {name}, expected a function of a module or a file: each rank is a process "
-            "of its own and imports it by its name"
+            f"build: got {name}, expected a function of a module or a file, or its name: each rank "
+            "is a process of its own and imports it"
         )
-    module = build.__module__
     # The main program has another name in the processes of the ranks.
-    return f"{inspect.getfile(build) if module == '__main__' else module}:{name}"
+    return f"{file if build.__module__ == '__main__' else build.__module__}:{name}"
 
 
 def load(text: str, adapter: str | None = None) -> Target:
     """Returns the target that ``text`` names, with the functions of an adapter below its own.
 
     Raises:
-        TargetError: it cannot be imported, or has no such function.
+        TargetError: it has no such function; or whatever its import raises.
     """
     place, _, name = text.partition(":")
-    if adapter is not None and adapter not in ADAPTERS:
-        raise TargetError(unknown("adapter", adapter, ADAPTERS))
-    try:
-        module = _file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:
-        raise TargetError(
-            f"{text}: cannot be imported: {type(error).__name__}: {error}; expected a Python file "
-            "with build(), or module:function"
-        ) from error
+    path = Path(place).absolute() if place.endswith(".py") else None
+    # Behind the standard library: neither a target nor its neighbour types.py hides a part of it.
+    standard = str(Path(os.__file__).parent)
+    places = [n for n, x in enumerate(sys.path) if x in (standard, f"{standard}/lib-dynload")]
+    sys.path.insert(max(places) + 1, str(Path.cwd() if path is None else path.parent))
+    module = importlib.import_module(place) if path is None else _file(path)
     build = getattr(module, name or "build", None)
     if not callable(build):
         names = [x for x, value in vars(module).items() if inspect.isfunction(value)]
         raise TargetError(
-            f"{text}: has no function {name or 'build'}(); it has {', '.join(names) or 'none'}"
+            f"it has no function {name or 'build'}(); it has {', '.join(names) or 'none'}"
         )
     target = Target(text, build)
     # Functions beside one that was named may be of something else.
-    own = () if name and not place.endswith(".py") else (module,)
+    beside = () if name and path is None else (module,)
     below = importlib.import_module(ADAPTERS[adapter or DEFAULT])
     defaults = importlib.import_module("ringray.verification.defaults")
-    for layer in (defaults, below, *own):
+    for layer in (defaults, below, *beside):
         target.functions |= {x: vars(layer)[x] for x in _FUNCTIONS if callable(vars(layer).get(x))}
         target.constants |= {x: vars(layer)[x] for x in _CONSTANTS if x in vars(layer)}
     if target.functions["reduce"] is defaults.reduce:
@@ -137,12 +139,12 @@ def load(text: str, adapter: str | None = None) -> Target:
 
 
 def _file(path: Path) -> ModuleType:
-    """Imports a file as a module, with its folder where its own imports look."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
-    sys.path.insert(0, str(path.resolve().parent))
+    """Imports a file as a module, by a name that no other module has."""
+    name = f"ringray_target_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "it ends in .py"
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
+    sys.modules[name] = module
     spec.loader.exec_module(module)
     return module

@@ -3,7 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import Any
+
+# What to look at next, by the kind of mistake.
+ADVICE = {
+    "own-shard": "whether the attention of this layer is routed over the ring at all: an "
+    "implementation of its own calls neither SDPA nor our op",
+    "positions-restart": "position_ids: pass those of the shard, ringray.local_positions, for "
+    "without them a model counts from 0",
+    "positions-contiguous": "position_ids: deal them as the token ids are, by the same partition",
+    "positions-packed": "position_ids: begin anew with each document before the batch is dealt",
+    "documents": "cu_seqlens: the boundaries of the whole sequence, the same on every rank",
+    "order": "the partition: shard() and the attention have to name the same one",
+    "rows-lost": "shard(): each token belongs on one rank, padding on any",
+    "future": "causal: it holds for places in the whole sequence, not for rows of a shard",
+    "lost-keys": "the hops of the ring, and windows: which ranks' keys does this row see",
+    "attention": "the scale, the merge of hops, and the rotary positions of this layer",
+    "not-finite": "rows that see no key, and padding: their maximum is -inf",
+    "mean-of-means": "the loss: sum it over ranks and divide by the labels of all ranks, as "
+    "ringray.sharded_cross_entropy does",
+    "labels-in-shards": "labels: shift them before the batch is dealt",
+    "labels-rolled": "labels: shift them before the batch is dealt",
+    "labels-documents": "labels: the last token of a document has none",
+    "divided": "gradients and losses: which of DDP, FSDP and the loss divides by the ranks",
+    "multiplied": "gradients and losses: which of DDP, FSDP and the loss sums over the ranks",
+    "padding-counted": "labels of padding: -100, and not counted",
+    "loss": "LOSS and step(): what the ranks' losses are, parts of a sum or of a mean",
+    "not-reduced": "the reduction of gradients over the ranks of the ring, not only over data",
+    "gradient": "the backward of the layer that is named, and what it communicates",
+    "norm": "clipping: it takes the norm after the reduction, over all ranks' shards",
+    "fails": "the traceback below",
+    "hangs": "the stacks below: a collective that not every rank calls, or in another order",
+}
 
 
 @dataclass(frozen=True)
@@ -16,6 +48,7 @@ class Finding:
         sentence: what differs, in words, with the kind of mistake.
         rank, layer, token: where it begins; None where that has no meaning.
         error, allowed: relative, None where nothing was compared.
+        details: of a failure, its traceback and the stacks of ranks.
     """
 
     probe: str
@@ -26,6 +59,18 @@ class Finding:
     token: int | None = None
     error: float | None = None
     allowed: float | None = None
+    details: str = ""
+
+    @property
+    def place(self) -> str:
+        """Returns where it begins, in words, or ""."""
+        named = {"rank": self.rank, "layer": self.layer, "token": self.token}
+        return ", ".join(f"{name} {x}" for name, x in named.items() if x is not None)
+
+    @property
+    def advice(self) -> str:
+        """Returns what to look at next."""
+        return ADVICE.get(self.mistake, "the layer or the probe that is named first")
 
 
 @dataclass
@@ -52,15 +97,35 @@ class Verdict:
         """Returns that of the command: 0 right, 1 wrong."""
         return 0 if self.right else 1
 
+    @property
+    def sentences(self) -> list[str]:
+        """Returns those of the findings."""
+        return [finding.sentence for finding in self.findings]
+
+    @property
+    def title(self) -> str:
+        """Returns the result in a line."""
+        word = "right" if self.right else "WRONG"
+        kinds = dict.fromkeys(finding.mistake for finding in self.findings)
+        names = f": {', '.join(kinds)}" if kinds else ""
+        return f"{self.target} on {self.ranks} ranks, by {self.adapter}: {word}{names}"
+
     def as_json(self) -> dict[str, Any]:
-        """Returns plain data."""
-        return asdict(self) | {"right": self.right}
+        """Returns plain data; an error that is not finite is null."""
+        data: dict[str, Any] = asdict(self) | {"right": self.right}
+        for finding in data["findings"]:
+            for name in ("error", "allowed"):
+                if finding[name] is not None and not isfinite(finding[name]):
+                    finding[name] = None
+        return data
 
     def __str__(self) -> str:
-        word = "right" if self.right else "WRONG"
-        title = f"{self.target} on {self.ranks} ranks, by {self.adapter}"
         width = max(map(len, self.probes), default=0)
-        lines = [f"{title}: {word} ({self.seconds:.0f} s)"]
+        lines = [self.title, ""]
         lines += [f"  {name:{width}}  {result}" for name, result in self.probes.items()]
-        lines += [f"{finding.probe}: {finding.sentence}" for finding in self.findings]
-        return "\n".join(lines)
+        for finding in self.findings:
+            where = f" ({finding.place})" if finding.place else ""
+            lines += ["", f"{finding.probe}{where}: {finding.sentence}"]
+            lines += [f"  look at {finding.advice}"]
+            lines += [f"  | {line}" for line in finding.details.splitlines()]
+        return "\n".join([*lines, "", f"{len(self.probes)} probes in {self.seconds:.0f} s"])

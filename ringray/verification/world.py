@@ -2,7 +2,7 @@
 
 Each is a fresh Python process, so that neither the caller's state nor another verification's is in
 it. A request goes to all ranks at once. A process that does not answer in time is asked for the
-stacks of its threads, and then ended with the others.
+stacks of its threads, and then ended with the others; the next request starts new ones.
 """
 
 from __future__ import annotations
@@ -14,31 +14,55 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, cast
 
+from ringray.base.errors import reason_of
 from ringray.verification.process import Array, Observation
 from ringray.verification.target import TargetError
 
 ALONE = -1  # rank of the process that runs alone
-# Seconds that other ranks get to answer after one has failed, before they count as waiting for it.
-_GRACE = 10.0
-_STACKS = 2.0  # seconds that a process gets to write its stacks
-_MAIN = (
-    "from ringray.verification.process import main; main()"  # under its own name: pickles say so
-)
-_SHOWN = 2000  # characters of what a process wrote
+LIMIT = 60.0  # seconds that a process gets for an answer, on a machine that starts it quickly
+# That many times the seconds of the start, if those are more: a busy machine is slow at both.
+_SLOW = 5
+_START = 900.0  # seconds for the start itself, which runs no code of the target
+# Share of a limit that other ranks get after one has failed, before they count as waiting for it.
+_GRACE = 0.25
+_STACKS = 10.0  # seconds, at most, that processes get to write their stacks
+_REQUESTS = {"join": "joining its group", "load": "importing the target", "build": "build()",
+             "observe": "a step"}  # fmt: skip
+# The function has its own module's name: pickles say so.
+_MAIN = "import sys; sys.path[:] = {}; from ringray.verification.process import main; main()"
+_SHOWN = 80  # lines of what a process wrote
 
 
 class Refused(Exception):
-    """The target raised an error on every rank: it says itself that it does not compute this."""
+    """The target raised an error in every process: it says itself that it does not compute this."""
 
 
-class HangError(TargetError):
-    """The target did not end a step in time."""
+class FailedRank(TargetError):
+    """Some ranks failed where others did not, or a process ended.
+
+    Attributes:
+        rank: the first that failed.
+        details: its traceback, what it wrote, and the stacks of ranks that wait.
+    """
+
+    mistake = "fails"
+
+    def __init__(self, what: str, rank: int, details: str) -> None:
+        super().__init__(f"{what}\n{details}".rstrip())
+        self.what, self.rank, self.details = what, rank, details
+
+
+class HangError(FailedRank):
+    """Ranks did not end a step in time; ``details`` has their stacks."""
+
+    mistake = "hangs"
 
 
 @dataclass
@@ -52,19 +76,44 @@ class _Child:
     def name(self) -> str:
         return "the process alone" if self.rank == ALONE else f"rank {self.rank}"
 
-    def written(self) -> str:
-        self.log.seek(0)
-        return self.log.read().decode(errors="replace")[-_SHOWN:]
+    @property
+    def size(self) -> int:
+        """Returns the bytes that it has written."""
+        return os.fstat(self.log.fileno()).st_size
+
+    def written(self, begin: int = 0) -> str:
+        """Returns the last lines that it has written behind ``begin``, without those that say
+        nothing of the target. Moves no position in the file, which is the child's, too."""
+        begin = max(begin, self.size - (1 << 16))
+        text = os.pread(self.log.fileno(), 1 << 16, begin).decode(errors="replace")
+        # This thread of ours waits for the end of the parent.
+        threads = [x for x in text.split("\n\n") if "in _follow\n" not in x]
+        lines = "\n".join(threads).splitlines()
+        idle = "<frozen importlib", "Extension modules: "
+        return "\n".join([x for x in lines if not any(y in x for y in idle)][-_SHOWN:])
+
+    def answer(self) -> tuple[Any, ...]:
+        """Receives an answer; that of a process that has ended is its exit code."""
+        try:
+            answer: tuple[Any, ...] = self.connection.recv()
+        except (EOFError, OSError):
+            try:
+                code = self.process.wait(_STACKS)
+            except subprocess.TimeoutExpired:
+                return "ended", "closes its connection", self.written()
+            return "ended", f"ends with exit code {code}", self.written()
+        return answer
 
 
 class World:
     """The processes of one target.
 
-    ``limit``: seconds within which a process has to answer a request.
+    ``limit``: seconds within which a process has to answer a request; None: ``LIMIT``, or more on
+    a slow machine.
     """
 
     def __init__(
-        self, target: str, adapter: str | None, *, ranks: int, device: str, limit: float
+        self, target: str, adapter: str | None, *, ranks: int, device: str, limit: float | None
     ) -> None:
         self.target, self.adapter = target, adapter
         self.ranks, self.device, self.limit = ranks, device, limit
@@ -75,7 +124,11 @@ class World:
         self._starts = 0
 
     def __enter__(self) -> World:
-        self._start([ALONE, *range(self.ranks)])
+        try:
+            self._start([ALONE, *range(self.ranks)])
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(
@@ -84,7 +137,7 @@ class World:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._end()
+        self._end([*self._children])
         self._folder.cleanup()
 
     def alone(self, batch: dict[str, Array], **options: Any) -> Observation:
@@ -101,8 +154,14 @@ class World:
         content = tuple((name, x.tobytes(), x.shape) for name, x in sorted(batch.items()))
         key = who, content, tuple(sorted(options.items()))
         if key not in self._cache:
-            answers = self.ask("observe", who == "alone", batch=batch, **options)
-            self._cache[key] = answers[0] if who == "alone" else answers
+            try:
+                answers = self.ask("observe", who == "alone", batch=batch, **options)
+            except (Refused, FailedRank) as error:  # another try would cost a limit again
+                self._cache[key] = error
+            else:
+                self._cache[key] = answers[0] if who == "alone" else answers
+        if isinstance(self._cache[key], Exception):
+            raise self._cache[key]
         return self._cache[key]
 
     def ask(self, request: str, alone: bool = False, **arguments: Any) -> list[Any]:
@@ -110,104 +169,142 @@ class World:
 
         Raises:
             Refused: every process that was asked raised an error.
-            TargetError: some did, or ended.
+            FailedRank: some did, or ended.
             HangError: some did not answer in time.
         """
         asked = [ALONE] if alone else [*range(self.ranks)]
-        if not set(asked) <= set(self._children):  # they were ended after an error
+        if not set(asked) <= set(self._children):  # they were ended after a failure
             self._start(asked)
-        return self._answers(asked, (request, arguments))
+        return self._answers(asked, request, arguments, self.limit or LIMIT)
 
-    def _answers(self, asked: list[int], request: tuple[str, dict[str, Any]]) -> list[Any]:
+    def _answers(
+        self, asked: list[int], request: str, arguments: dict[str, Any], limit: float
+    ) -> list[Any]:
         children = [self._children[rank] for rank in asked]
         for child in children:
-            try:
-                child.connection.send(request)
-            except OSError:
-                self._fail(f"{child.name} has ended: {child.written()}")
-        answers: dict[int, Any] = {}
-        deadline = time.monotonic() + self.limit
-        while len(answers) < len(children):
-            waiting = {child.connection: child for child in children if child.rank not in answers}
-            ready = wait([*waiting], max(0.0, deadline - time.monotonic()))
-            if not ready:
-                break
-            for connection in ready:
-                child = waiting[cast("Any", connection)]
-                try:
-                    answers[child.rank] = child.connection.recv()
-                except (EOFError, OSError):
-                    code = child.process.wait()
-                    self._fail(f"{child.name} ended with exit code {code}: {child.written()}")
-                if answers[child.rank][0] == "error":
+            with suppress(OSError):  # it has ended; its answer says so
+                child.connection.send((request, arguments))
+        answers: dict[int, tuple[Any, ...]] = {}
+        deadline = time.monotonic() + limit
+        while len(answers) < len(children) and time.monotonic() < deadline:
+            silent = {child.connection: child for child in children if child.rank not in answers}
+            # A process that has ended closes its connection, but for one that a fork of it holds.
+            ended = [x for x, child in silent.items() if child.process.poll() is not None]
+            for connection in ended or wait([*silent], 1):
+                child = silent[cast("Any", connection)]
+                answers[child.rank] = child.answer()
+                if answers[child.rank][0] != "ok":
                     # The others may wait for this one in vain.
-                    deadline = min(deadline, time.monotonic() + _GRACE)
-        errors = {rank: answer[1:] for rank, answer in answers.items() if answer[0] == "error"}
-        silent = [child for child in children if child.rank not in answers]
-        if silent and not errors:
-            self._hang(request[0], silent)
-        if errors and (silent or len(errors) < len(children)):
-            rank, (text, where) = min(errors.items())
-            rest = ", ".join(child.name for child in children if child.rank not in errors)
-            self._fail(f"rank {rank} raises {text}, which {rest} did not\n{where}")
-        if errors:
-            text, where = errors[min(errors)]
-            raise Refused(f"{text}\n{where}")
+                    deadline = min(deadline, time.monotonic() + _GRACE * limit)
+        if any(answers.get(rank, ("",))[0] != "ok" for rank in asked):
+            self._fail(request, children, answers, limit)
         return [answers[rank][1] for rank in asked]
 
-    def _hang(self, request: str, silent: list[_Child]) -> None:
+    def _fail(
+        self, request: str, children: list[_Child], answers: dict[int, tuple[Any, ...]],
+        limit: float,
+    ) -> None:  # fmt: skip
+        """Raises the error of processes that failed."""
+        doing = _REQUESTS[request]
+        failed = {rank: answer for rank, answer in answers.items() if answer[0] != "ok"}
+        if len(failed) == len(children) and all(x[0] == "error" for x in failed.values()):
+            kind, text, where = failed[min(failed)]
+            raise Refused(f"{text}\n{where}".rstrip())
+        silent = [child for child in children if child.rank not in answers]
+        others = ", ".join(child.name for child in children if child.rank not in failed)
+        details = self._stacks(silent)
+        self._end([child.rank for child in children])
+        if not failed:
+            what = f"{', '.join(x.name for x in silent)} did not end {doing} within {limit:g} s"
+            raise HangError(what, silent[0].rank, details)
+        # A rank that has ended takes the connections of others with it.
+        rank = min(failed, key=lambda x: (failed[x][0] != "ended", x))
+        kind, text, where = failed[rank]
+        name = next(child.name for child in children if child.rank == rank)
+        what = f"{name} {'raises ' * (kind == 'error')}{text} in {doing}"
+        what += f", which {others} did not" * bool(others)
+        raise FailedRank(what, rank, f"{where}\n{details}".strip())
+
+    def _stacks(self, silent: list[_Child]) -> str:
+        """Returns the stacks of the threads of processes."""
+        begins = [child.size for child in silent]
         for child in silent:
             child.process.send_signal(signal.SIGUSR1)
-        time.sleep(_STACKS)
-        stacks = "\n".join(f"-- {child.name}\n{child.written()}" for child in silent)
-        self._end()
-        names = ", ".join(child.name for child in silent)
-        raise HangError(
-            f"{self.target}: {names} did not end {request!r} within {self.limit:g} s; the stacks "
-            f"of their threads:\n{stacks}"
+        deadline = time.monotonic() + _STACKS
+        while time.monotonic() < deadline and any(
+            child.size == begin for child, begin in zip(silent, begins, strict=True)
+        ):
+            time.sleep(0.05)
+        time.sleep(0.2)  # a stack is written in several parts
+        stacks = (
+            f"-- {child.name}:\n{child.written(begin)}"
+            for child, begin in zip(silent, begins, strict=True)
         )
-
-    def _fail(self, why: str) -> None:
-        self._end()
-        raise TargetError(f"{self.target}: {why}")
+        return "\n".join(stacks)
 
     def _start(self, started: list[int]) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._starts += 1
+        begin = time.monotonic()
         for rank in started:
-            # torchrun's variables are for libraries that make their own groups.
-            place, size = (0, 1) if rank == ALONE else (rank, self.ranks)
-            environment = {
-                **os.environ, "OMP_NUM_THREADS": "1", "RANK": f"{place}", "LOCAL_RANK": f"{place}",
-                "WORLD_SIZE": f"{size}", "LOCAL_WORLD_SIZE": f"{size}",
-                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}",
-            }  # fmt: skip
-            # A file that is new for each start: ranks meet in it.
-            store = str(Path(self._folder.name) / f"{'alone' if size == 1 else self._starts}")
-            here, there = Pipe()
-            log = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115, until _end
-            command = [
-                sys.executable, "-c", _MAIN, f"{there.fileno()}", store,
-                f"{rank}", f"{self.ranks}", self.target, self.adapter or "", self.device,
-            ]  # fmt: skip
-            process = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                pass_fds=[there.fileno()],
-            )  # fmt: skip
-            there.close()  # so that the end of the process ends the connection
-            self._children[rank] = _Child(rank, process, log, here)
-        facts = dict(zip(started, self._facts(started), strict=True))
+            try:
+                self._children[rank] = self._child(rank, port)
+            except OSError as error:
+                raise TargetError(f"rank {rank} cannot be started: {reason_of(error)}") from error
+        # A file that is new for each start: ranks meet in it.
+        store = str(Path(self._folder.name) / f"{self._starts}-")
+        for ranks in ([x for x in started if x == ALONE], [x for x in started if x != ALONE]):
+            if ranks:
+                self._first(ranks, "join", _START, store=f"{store}{ranks[0]}")
+        patience = max(LIMIT, _SLOW * (time.monotonic() - begin))
+        self.limit = self.limit or patience
+        # Most of an import is that of libraries, whatever the limit of a step.
+        self._first(
+            started, "load", max(patience, self.limit), text=self.target, adapter=self.adapter
+        )
+        built = self._first(started, "build", self.limit)
+        facts = dict(zip(started, built, strict=True))
         self.facts = self.facts or facts[ALONE]
         self._check_weights(facts)
 
-    def _facts(self, started: list[int]) -> list[dict[str, Any]]:
+    def _first(self, started: list[int], request: str, limit: float, **arguments: Any) -> list[Any]:
+        """Returns the answers to a request without which there is nothing to compare."""
         try:
-            return self._answers(started, ("build", {}))
+            return self._answers(started, request, arguments, limit)
         except Refused as error:
-            self._fail(str(error))
-            raise AssertionError from error
+            text = str(error)
+            if request == "load":
+                first, *rest = text.splitlines()
+                hint = "expected a Python file with build(), or module:function"
+                text = "\n".join([f"cannot be imported: {first}; {hint}", *rest])
+            raise TargetError(text) from error
+
+    def _child(self, rank: int, port: int) -> _Child:
+        # torchrun's variables are for libraries that make their own groups; those of a torchrun
+        # around this process are of other groups.
+        place, size = (0, 1) if rank == ALONE else (rank, self.ranks)
+        outer = {x: y for x, y in os.environ.items() if not x.startswith("TORCHELASTIC_")}
+        environment = {
+            **outer, "OMP_NUM_THREADS": "1", "RANK": f"{place}", "LOCAL_RANK": f"{place}",
+            "WORLD_SIZE": f"{size}", "LOCAL_WORLD_SIZE": f"{size}",
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}",
+        }  # fmt: skip
+        here, there = Pipe()
+        log = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115, until _end
+        paths = [x for x in sys.path if x]  # "" is the current folder, and hides what is behind it
+        command = [
+            sys.executable, "-u", "-c", _MAIN.format(paths), f"{there.fileno()}", f"{os.getpid()}",
+            self._folder.name, f"{rank}", f"{self.ranks}", self.device,
+        ]  # fmt: skip
+        # A session of its own: Ctrl-C is the parent's, and what the target starts ends with it.
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            pass_fds=[there.fileno()], start_new_session=True,
+        )  # fmt: skip
+        there.close()  # so that the end of the process ends the connection
+        return _Child(rank, process, log, here)
 
     def _check_weights(self, facts: dict[int, dict[str, Any]]) -> None:
         """Raises TargetError if processes have built different weights."""
@@ -220,17 +317,17 @@ class World:
             differing = [x for x in {**first, **other} if first.get(x) != other.get(x)]
             if differing:
                 names = [self._children[x].name for x in (ranks[0], rank)]
-                self._fail(
+                raise TargetError(
                     f"build() makes different weights in {names[0]} and {names[1]}: "
                     f"{differing[0]} and {len(differing) - 1} others; expected the same in every "
                     "process (torch.manual_seed, or weights from a file)"
                 )
 
-    def _end(self) -> None:
-        for child in self._children.values():
-            if child.process.poll() is None:
-                child.process.kill()
+    def _end(self, ranks: list[int]) -> None:
+        for rank in ranks:
+            child = self._children.pop(rank)
+            with suppress(OSError):  # it has ended with all that it started
+                os.killpg(child.process.pid, signal.SIGKILL)
             child.process.wait()
             child.connection.close()
             child.log.close()
-        self._children.clear()

@@ -57,6 +57,14 @@ def wait_until(what: str, condition: Callable[[], Any], patience: float = PATIEN
     return found
 
 
+def lives(pid: int) -> bool:
+    """Tells whether a process has not ended."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 @dataclass(frozen=True)
 class Done:
     """A command that has ended."""

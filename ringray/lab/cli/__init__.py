@@ -17,6 +17,7 @@ advise   advise
 calibrate  calibrate
 doctor   doctor
 links    doctor --cluster
+verify   verify
 compare  compare
 examples   examples
 completion  completion of commands in shells
@@ -55,6 +56,7 @@ GROUPS = {
         "run": ("run:run", "measure a spec's trials; skips those that the store has"),
         "resume": ("run:resume", "continue a sweep; measures nothing twice"),
         "tune": ("run:tune", "search for the best strategy or blocks, and keep them"),
+        "verify": ("verify:verify", "tell whether a model on ranks computes what one process does"),
         "tuned": ("tuning:show", "list the tuned choices; export or import them"),
     },
     "look": {
