@@ -29,7 +29,7 @@ from ringray.base.errors import unknown
 from ringray.verification import process
 from ringray.verification.mistakes import MISTAKES
 from ringray.verification.probes import PROBES, Evidence, Skip
-from ringray.verification.target import ADAPTERS, DEFAULT, TargetError, spelled
+from ringray.verification.target import DEFAULT, TargetError, make_adapter, spelled
 from ringray.verification.verdict import Finding, Verdict
 from ringray.verification.world import FailedRank, HangError, Refused, World
 
@@ -58,8 +58,8 @@ def verify(
         build: a function that returns the model, or (model, shard); or a Python file or
             ``module:function``. The target's other functions: ``ringray.verification.target``.
         ranks: processes of the ring, from 2 to 64.
-        adapter: how a plain model runs on them, a name of ``ringray.verification.target.ADAPTERS``;
-            None: our ring.
+        adapter: how a plain model runs on them, a name of ``ringray.verification.target.ADAPTERS``
+            and its arguments (``ring:striped,hybrid:2``); None: our ring.
         probes: names of ``ringray.verification.probes.PROBES``; None: all.
         device: ``cpu`` (gloo), or ``cuda`` (NCCL, one GPU for each rank).
         limit: seconds within which a process ends a step; then the stacks of its threads are told.
@@ -110,10 +110,10 @@ def _check(
     if limit is not None and not 0 < limit < float("inf"):
         raise TargetError(f"limit: got {limit!r}, expected seconds above 0")
     named = [("device", device, _DEVICES), *(("probe", x, PROBES) for x in probes or ())]
-    named += [("adapter", adapter, ADAPTERS)] * (adapter is not None)
     for what, name, choices in named:
         if name not in choices:
             raise TargetError(unknown(what, name, choices))
+    make_adapter(adapter)  # says here what is wrong with it
     if device == "cuda" and (gpus := torch.cuda.device_count()) < ranks:
         raise TargetError(f"device: cuda needs a GPU for each of {ranks} ranks, here are {gpus}")
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -46,16 +48,23 @@ def arguments(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
     first = next(iter(parameters))
     if not {"input_ids", "inputs_embeds"} & {_SYNONYMS.get(name, name) for name in taken}:
         taken[first] = batch["input_ids"]
-    if any(x.kind is x.VAR_KEYWORD for x in parameters.values()) and "ring" in batch:
+    if takes_all(model) and "ring" in batch:
         taken |= {name: x for name, x in batch.items() if name not in parameters}
     if "use_cache" in parameters:  # with a cache, transformers takes packed documents for one
         taken["use_cache"] = False
     return taken
 
 
-def step(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
-    """Runs a forward; the loss is the model's own, or the mean over all labels of all ranks."""
-    out = model(**arguments(model, batch))
+def takes_all(model: nn.Module) -> bool:
+    """Tells whether the model's forward takes keywords of any name."""
+    parameters = inspect.signature(getattr(model, "module", model).forward).parameters
+    return any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+
+
+def step(model: nn.Module, batch: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """Runs a forward, with ``more`` of its arguments; the loss is the model's own, or the mean over
+    all labels of all ranks."""
+    out = model(**arguments(model, batch) | more)
     if isinstance(out, Tensor):
         out = {"logits": out} if out.dim() else {"logits": None, "loss": out}
     elif isinstance(out, tuple):
@@ -84,3 +93,38 @@ def grad_norm(model: nn.Module) -> float:
     """Returns the norm of the gradients, as PyTorch clips them."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def documents_of(batch: dict[str, Tensor]) -> Tensor:
+    """Returns the number of the document of each position, int64 (S,)."""
+    ids = batch["input_ids"]
+    ends = batch.get("cu_seqlens", torch.tensor([0], dtype=torch.int32, device="cpu"))
+    positions = torch.arange(ids.shape[1], dtype=torch.int64, device=ids.device)
+    return torch.searchsorted(ends.to(ids.device).long(), positions, right=True)
+
+
+@contextmanager
+def attention_is(function: Callable[..., Any]) -> Iterator[None]:
+    """Puts a function in the place of ``scaled_dot_product_attention`` of ``F``."""
+    before = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = function  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention = before
+
+
+def masked(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
+    """Returns a context in which causal attention of one process keeps documents apart, for models
+    that know none. On ranks their adapter does."""
+    if dist.get_world_size() > 1 or "cu_seqlens" not in batch:
+        return nullcontext()
+    attention, document = F.scaled_dot_product_attention, documents_of(batch)
+    seen = (document[:, None] == document).tril()
+
+    def attend(*qkv: Tensor, is_causal: bool = False, **options: Any) -> Any:
+        if is_causal:
+            options["attn_mask"] = seen
+        return attention(*qkv, **options)
+
+    return attention_is(attend)

@@ -121,12 +121,13 @@ class Process:
             name: hashlib.sha256(as_array(x).tobytes()).hexdigest()
             for name, x in self.model.named_parameters()
         }
+        # Tokens come first; positions may be more than the vocabulary.
         sizes = [x.num_embeddings for x in self.model.modules() if isinstance(x, nn.Embedding)]
         config = getattr(self.model, "config", None)
         named = getattr(config, "vocab_size", None)
         facts = {
             "weights": weights,
-            "vocabulary": self.target.constants.get("VOCABULARY") or named or max(sizes, default=0),
+            "vocabulary": self.target.constants.get("VOCABULARY") or named or next(iter(sizes), 0),
             "dtype": str(next((x.dtype for x in self.model.parameters()), torch.float32)),
             "own_reference": "reference" in self.target.functions,
             "constants": {k: v for k, v in self.target.constants.items() if v is not None},

@@ -41,7 +41,14 @@ from ringray.base.errors import UserError
 Batch = dict[str, Tensor]
 
 ADAPTERS = {
-    "ring": "ringray.verification.adapters.ring",
+    "ring": "ring:RingAdapter",
+    "parallelize": "parallelize:ParallelizeAdapter",
+    "torch-context-parallel": "torch_context_parallel:TorchContextParallel",
+    "torch-flex": "torch_flex:TorchFlex",
+    "accelerate": "accelerate:AccelerateAdapter",
+    "hf-ulysses": "ulysses:UlyssesAdapter",
+    "ddp": "ddp:DdpAdapter",
+    "fsdp": "fsdp:FsdpAdapter",
 }
 DEFAULT = "ring"
 _FUNCTIONS = (
@@ -106,6 +113,31 @@ def spelled(build: str | Callable[..., Any]) -> str:
     return f"{file if build.__module__ == '__main__' else build.__module__}:{name}"
 
 
+def make_adapter(text: str | None) -> Any:
+    """Returns an adapter by its name and, behind a colon, its arguments: ``ring:zigzag,ulysses``.
+
+    Raises:
+        TargetError: there is none, it takes other arguments, or it needs what is not installed.
+    """
+    name, _, words = (text or DEFAULT).partition(":")
+    if name not in ADAPTERS:
+        raise TargetError(unknown("adapter", name, ADAPTERS))
+    module, _, kind = ADAPTERS[name].partition(":")
+    made = getattr(importlib.import_module(f"ringray.verification.adapters.{module}"), kind)
+    try:
+        return made(*filter(None, words.split(",")))
+    except (TypeError, ValueError) as error:
+        raise TargetError(f"adapter {text}: {error}") from error
+
+
+def installed(package: str) -> None:
+    """Raises TargetError unless a package that an adapter needs is installed."""
+    if importlib.util.find_spec(package) is None:
+        raise TargetError(
+            f"this adapter needs {package}, which is not installed: pip install {package}"
+        )
+
+
 def load(text: str, adapter: str | None = None) -> Target:
     """Returns the target that ``text`` names, with the functions of an adapter below its own.
 
@@ -128,11 +160,12 @@ def load(text: str, adapter: str | None = None) -> Target:
     target = Target(text, build)
     # Functions beside one that was named may be of something else.
     beside = () if name and path is None else (module,)
-    below = importlib.import_module(ADAPTERS[adapter or DEFAULT])
+    below = make_adapter(adapter)
     defaults = importlib.import_module("ringray.verification.defaults")
     for layer in (defaults, below, *beside):
-        target.functions |= {x: vars(layer)[x] for x in _FUNCTIONS if callable(vars(layer).get(x))}
-        target.constants |= {x: vars(layer)[x] for x in _CONSTANTS if x in vars(layer)}
+        functions = {x: getattr(layer, x, None) for x in _FUNCTIONS}
+        target.functions |= {x: function for x, function in functions.items() if callable(function)}
+        target.constants |= {x: getattr(layer, x) for x in _CONSTANTS if hasattr(layer, x)}
     if target.functions["reduce"] is defaults.reduce:
         target.functions["reduce"] = partial(defaults.reduce, loss=target.constants["LOSS"])
     return target

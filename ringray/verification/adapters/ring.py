@@ -7,59 +7,127 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 import ringray
+from ringray import partition as partitions
+from ringray import transport as transports
+from ringray.models.decoder import Decoder
 from ringray.nn import ContextParallelAttention
+from ringray.partition import Partitioning
 from ringray.verification import defaults
 
 _PADDING = {"labels": -100, "shift_labels": -100}
 _SEQUENCE = 1  # dimension of (B, S)
-_kind = "sdpa"
-_whole: dict[str, Any] = {}
+# One rank deals a sequence of any length by this one.
+_WITHOUT_PADDING = min(partitions.PARTITIONS.values(), key=lambda x: x.granularity).name
+_OF_DOCUMENTS = "seq_len", "cu_seqlens"  # what our attention takes beside the rows
 
 
-def prepare(model: nn.Module) -> nn.Module:
-    """Puts a Hugging Face model on the ring, and learns which kind the model is."""
-    global _kind
-    hf = sys.modules.get("transformers.modeling_utils")  # imported where there is such a model
-    if hf is not None and isinstance(model, hf.PreTrainedModel):
-        from ringray.models import huggingface
+class RingAdapter:
+    """Runs a model on the ring of ``group``; None: all ranks."""
 
-        huggingface.register()
-        model.set_attn_implementation(huggingface.NAME)
-        _kind = "huggingface"
-        _whole["model"] = model
-    elif any(isinstance(part, ContextParallelAttention) for part in model.modules()):
-        _kind = "module"
-    return model
+    group: dist.ProcessGroup | None = None
+
+    def __init__(
+        self, partition: str = partitions.DEFAULT, transport: str = transports.DEFAULT
+    ) -> None:
+        partitions.get(partition)
+        transports.parse(transport)
+        self.partition, self.transport = partition, transport
+        self.dealt: Partitioning = partition
+        self.model: nn.Module = nn.Identity()
+        self.seq_len, self.documents = 0, None
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Puts a Hugging Face model, or modules with our attention, on the ring."""
+        self.model = model
+        if is_transformers(model):
+            from ringray.models import huggingface
+
+            huggingface.register()
+            model.set_attn_implementation(huggingface.NAME)  # type: ignore[operator]
+        for part in _attention_of(model):
+            part.options["transport"] = self.transport
+        return model
+
+    def shard(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Deals a batch by the partition."""
+        self.seq_len, self.documents = batch["input_ids"].shape[_SEQUENCE], batch.get("cu_seqlens")
+        options: dict[str, Any] = {"group": self.group, "partition": self.partition}
+        if is_transformers(self.model):
+            from ringray.models import huggingface
+
+            names = "input_ids", "labels", "position_ids", "cu_seqlens"
+            options |= {name: batch[name] for name in names if name in batch}
+            return huggingface.shard_batch(
+                self.model, gradients="mean", transport=self.transport, **options
+            )
+        if self.partition == partitions.BALANCED:
+            ranks = dist.get_world_size(self.group)
+            options["partition"] = ringray.deal(self.seq_len, ranks, cu_seqlens=self.documents)
+        self.dealt = options["partition"]
+        for part in _attention_of(self.model):
+            part.partition = self.dealt
+        dealt = {
+            name: ringray.shard(x, dim=_SEQUENCE, pad_value=_PADDING.get(name, 0), **options)
+            for name, x in batch.items()
+            if x.dim() > 1
+        }
+        others = {name: x for name, x in batch.items() if x.dim() < 2}
+        return dealt | others | {"seq_len": self.seq_len}
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Routes attention over the ring, where the model does not do so itself."""
+        if is_transformers(self.model) or _attention_of(self.model):
+            return nullcontext()
+        return ringray.context_parallel(
+            group=self.group, partition=self.dealt, transport=self.transport,
+            seq_len=self.seq_len, cu_seqlens=self.documents,
+        )  # fmt: skip
+
+    def step(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+        """Runs a forward; a ``Decoder`` computes its loss itself, without logits of all rows."""
+        if dist.get_world_size() == 1:
+            batch = self._alone(model, batch)
+        where = {name: batch[name] for name in _OF_DOCUMENTS if name in batch}
+        if not isinstance(model, Decoder):
+            if not (_attention_of(model) and defaults.takes_all(model)):
+                where = {}
+            with defaults.masked(batch):
+                return defaults.step(model, batch, **where)
+        with torch.no_grad():
+            logits = model(batch["input_ids"], **where)
+        labels: Tensor = batch["shift_labels"]
+        loss = model(
+            batch["input_ids"], labels=labels, shards=self.shards, gradients="mean", **where
+        )
+        return {"logits": logits, "loss": loss}
+
+    @property
+    def shards(self) -> dist.ProcessGroup | None:
+        """Returns the ranks over which the loss is a mean."""
+        return self.group
+
+    def _alone(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+        """Returns a batch for one process, whose model may be made for a ring."""
+        if is_transformers(model):
+            from ringray.models import huggingface
+
+            if model.config._attn_implementation == huggingface.NAME:  # type: ignore[union-attr]
+                model.set_attn_implementation("eager")  # type: ignore[operator]
+        for part in _attention_of(model):
+            part.partition = _WITHOUT_PADDING
+        return batch | {"seq_len": batch["input_ids"].shape[_SEQUENCE]}
 
 
-def shard(batch: dict[str, Any]) -> dict[str, Any]:
-    """Deals a batch by the default partition."""
-    _whole["seq_len"] = batch["input_ids"].shape[_SEQUENCE]
-    _whole["cu_seqlens"] = batch.get("cu_seqlens")
-    if _kind == "huggingface":
-        from ringray.models import huggingface
-
-        names = "input_ids", "labels", "position_ids", "cu_seqlens"
-        options = {name: batch[name] for name in names if name in batch}
-        return huggingface.shard_batch(_whole["model"], gradients="mean", **options)
-    dealt = {
-        name: ringray.shard(x, dim=_SEQUENCE, pad_value=_PADDING.get(name, 0))
-        for name, x in batch.items()
-        if x.dim() > 1
-    }
-    others = {name: x for name, x in batch.items() if x.dim() < 2}
-    return dealt | others | {"seq_len": _whole["seq_len"]}
+def is_transformers(model: nn.Module) -> bool:
+    """Tells whether it is a model of transformers, which is imported where there is one."""
+    hf = sys.modules.get("transformers.modeling_utils")
+    return hf is not None and isinstance(model, hf.PreTrainedModel)
 
 
-def context() -> AbstractContextManager[Any]:
-    """Routes attention over the ring, where the model does not do so itself."""
-    if _kind != "sdpa" or dist.get_world_size() == 1:
-        return nullcontext()
-    return ringray.context_parallel(seq_len=_whole["seq_len"], cu_seqlens=_whole["cu_seqlens"])
-
-
-step = defaults.step
+def _attention_of(model: nn.Module) -> list[ContextParallelAttention]:
+    return [part for part in model.modules() if isinstance(part, ContextParallelAttention)]

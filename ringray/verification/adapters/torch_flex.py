@@ -1,0 +1,107 @@
+"""PyTorch's FlexAttention on shards (``_ContextParallel`` and ``_context_parallel_shard``): keys and
+values are gathered, and a block mask that knows causality and documents is dealt to the ranks.
+
+Causal calls of ``scaled_dot_product_attention`` run by it. On CPUs FlexAttention has no backward:
+losses and gradients are left out there.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor.experimental._context_parallel import _attention as torch_ring
+from torch.distributed.tensor.experimental._context_parallel._load_balancer import (
+    _HeadTailLoadBalancer,
+)
+from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from ringray.verification import defaults
+from ringray.verification.adapters.ring import is_transformers
+
+_ROWS = 2  # dimension of q, k and v (B, heads, S, D)
+_BLOCK = 128  # tokens of a block of the mask: ranks hold whole ones
+
+
+class _Flex(nn.Module):
+    """FlexAttention as a module, which PyTorch's style puts hooks on."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
+        return flex_attention(query, key, value, **options)
+
+
+class TorchFlex:
+    """Routes a model over FlexAttention."""
+
+    UNIT, SEQ_LEN = _BLOCK, 2 * _BLOCK
+
+    def __init__(self) -> None:
+        self.transformers = False
+        self.mesh: DeviceMesh | None = None
+        self.mask: BlockMask | None = None
+        self.attention: nn.Module = _Flex()
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Forms the mesh of all ranks, and puts the hooks on FlexAttention."""
+        self.transformers = is_transformers(model)
+        device = next(model.parameters()).device.type
+        self.mesh = init_device_mesh(device, (dist.get_world_size(),))
+        kinds = torch_ring._ContextParallel.AttentionType
+        style = torch_ring._ContextParallel(_ROWS, kinds.FLEX)
+        self.attention = parallelize_module(self.attention, self.mesh, style)
+        # Compiling takes longer than masks of these sizes do.
+        torch_ring._compiled_create_block_mask = create_block_mask
+        return model
+
+    def shard(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Deals a batch and its mask, a head and a tail block to each rank."""
+        assert self.mesh is not None
+        size, device = batch["input_ids"].shape[1], batch["input_ids"].device
+        document = defaults.documents_of(batch)
+
+        def seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            return (query >= key) & (document[query] == document[key])
+
+        whole = create_block_mask(seen, 1, 1, size, size, device=device.type)
+        dealt = {k: x for k, x in batch.items() if x.dim() > 1 and k != "labels"}
+        balancer = _HeadTailLoadBalancer(size, self.mesh.size(), device)
+        dims = [_ROWS, *[1] * len(dealt)]
+        self.mask, *rows = torch_ring._context_parallel_shard(
+            self.mesh, [whole, *dealt.values()], dims, balancer
+        )
+        dealt = dict(zip(dealt, rows, strict=True))
+        if self.transformers:  # the block mask is the only one
+            dealt["attention_mask"] = torch.ones_like(dealt["input_ids"])
+        return dealt
+
+    def context(self) -> AbstractContextManager[Any]:
+        """Routes attention."""
+        return defaults.attention_is(self._attend)
+
+    def step(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
+        """Runs a forward; on CPUs without a loss."""
+        if batch["input_ids"].device.type != "cpu":
+            return defaults.step(model, batch)
+        with torch.no_grad():
+            return defaults.step(model, batch) | {"loss": None}
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        if attn_mask is not None or dropout_p or not is_causal:
+            raise NotImplementedError("expected causal attention without a mask and dropout")
+        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
+        return self.attention(query, key, value, block_mask=self.mask, **options)

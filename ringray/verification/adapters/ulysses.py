@@ -1,0 +1,44 @@
+"""Ulysses of DeepSpeed (``UlyssesSPAttentionHF``), as Accelerate's ``ParallelismConfig(sp_size=)``
+and transformers' ``Trainer`` put it into a model: contiguous shards, which exchange heads for rows
+around the model's own attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from ringray.verification.adapters.ring import is_transformers
+from ringray.verification.target import installed
+
+
+class UlyssesAdapter:
+    """Routes a Hugging Face model over DeepSpeed's Ulysses."""
+
+    UNIT = 1
+
+    def __init__(self) -> None:
+        installed("deepspeed")
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Registers Ulysses in the place of the model's attention."""
+        if not is_transformers(model):
+            raise ValueError(f"got {type(model).__name__}, expected a model of transformers")
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+        UlyssesSPAttentionHF.register_with_transformers(
+            model_name_or_path=model,
+            core_attn_implementation=model.config._attn_implementation,  # type: ignore[union-attr]
+            sequence_parallel_size=dist.get_world_size(),
+            micro_batch_size=1,
+        )
+        return model
+
+    def shard(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Deals equal contiguous shards; labels are the shifted ones."""
+        rows, ranks = batch["input_ids"].shape[1], dist.get_world_size()
+        if rows % ranks:
+            raise ValueError(f"{rows} tokens: expected a multiple of {ranks} ranks")
+        dealt = {name: x for name, x in batch.items() if x.dim() > 1 and name != "labels"}
+        return {name: x.chunk(ranks, 1)[dist.get_rank()] for name, x in dealt.items()}

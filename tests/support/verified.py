@@ -1,0 +1,117 @@
+"""Models that tests verify, each a function that builds it: ``tests.support.verified:NAME``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import ringray
+from ringray.models.decoder import Decoder
+from ringray.models.sizes import named
+
+VOCABULARY, HIDDEN, HEADS, LONGEST = 64, 32, 4, 512
+
+
+class Plain(nn.Module):
+    """Attention of plain PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.o = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        rows: Tensor = self.o(out.transpose(1, 2).flatten(2))
+        return rows
+
+
+class Layer(nn.Module):
+    """Attention and an MLP, each behind a norm."""
+
+    def __init__(self, attention: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(HIDDEN), attention
+        self.mlp = nn.Sequential(nn.Linear(HIDDEN, 2 * HIDDEN), nn.GELU(),
+                                 nn.Linear(2 * HIDDEN, HIDDEN))  # fmt: skip
+
+    def forward(self, x: Tensor, **where: Any) -> Tensor:
+        x = x + self.attention(self.norm(x), **where)
+        out: Tensor = x + self.mlp(x)
+        return out
+
+
+class Small(nn.Module):
+    """A model with learned positions."""
+
+    def __init__(self, attention: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, HIDDEN)
+        self.places = nn.Embedding(LONGEST, HIDDEN)
+        self.layers = nn.ModuleList(Layer(attention()) for _ in range(2))
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places(positions)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Routed(Small):
+    """A model with our attention."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, **where: Any) -> Tensor:  # type: ignore[override]
+        x = self.tokens(tokens) + self.places(positions)
+        for layer in self.layers:
+            x = layer(x, **where)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+class Lost(Small):
+    """A model that takes its positions from its own rows: wrong on any shard but the first."""
+
+    def forward(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
+        rows = torch.arange(tokens.shape[1], dtype=torch.int64, device=tokens.device)
+        return super().forward(tokens, rows.expand_as(tokens))
+
+
+class Unmasked(Plain):
+    """Attention that a wrapper of ``scaled_dot_product_attention`` does not see."""
+
+    attend = staticmethod(torch._C._nn.scaled_dot_product_attention)
+
+
+def sdpa() -> nn.Module:
+    return Small(Plain)
+
+
+def lost() -> nn.Module:
+    return Lost(Plain)
+
+
+def module() -> nn.Module:
+    return Routed(partial(ringray.ContextParallelAttention, HIDDEN, HEADS, num_kv_heads=2))
+
+
+def decoder() -> nn.Module:
+    return Decoder(named("llama-tiny", {}))
+
+
+def llama() -> nn.Module:
+    return _family("llama")
+
+
+def _family(kind: str) -> nn.Module:
+    from tests.support.huggingface_zoo import build, classes
+
+    return build(kind, classes("causal")[kind], "sdpa")
