@@ -1,5 +1,9 @@
 """Accelerate's ``ParallelismConfig(cp_size=)``: PyTorch's ``context_parallel``, around which
-Accelerate drops the masks of transformers' models and wraps the model in FSDP2, on CPUs in DDP."""
+Accelerate drops the masks of transformers' models and wraps the model in FSDP2.
+
+Accelerate refuses it on CPUs. There an ``Accelerator`` gets the configuration after its checks, and
+wraps the model in DDP: hooks, contexts and dealing are what a GPU runs.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +30,16 @@ class AccelerateAdapter(TorchContextParallel):
         from accelerate import Accelerator, FullyShardedDataParallelPlugin
         from accelerate.parallelism_config import ParallelismConfig, TorchContextParallelConfig
 
-        on_cpus = next(model.parameters()).device.type == "cpu"
-        self.accelerator = Accelerator(
-            cpu=on_cpus,
-            fsdp_plugin=None if on_cpus else FullyShardedDataParallelPlugin(fsdp_version=2),
-            parallelism_config=ParallelismConfig(
-                cp_size=dist.get_world_size(),
-                cp_handler=TorchContextParallelConfig(cp_comm_strategy=self.rotation),
-            ),
-        )
+        handler = TorchContextParallelConfig(cp_comm_strategy=self.rotation)
+        config = ParallelismConfig(cp_size=dist.get_world_size(), cp_handler=handler)
+        device = next(model.parameters()).device.type
+        if device == "cpu":
+            self.accelerator = Accelerator(cpu=True)
+            state = self.accelerator.state
+            state.parallelism_config, state.device_mesh = config, config.get_device_mesh(device)
+        else:
+            plugin = FullyShardedDataParallelPlugin(fsdp_version=2)
+            self.accelerator = Accelerator(fsdp_plugin=plugin, parallelism_config=config)
         self.mesh = self.accelerator.torch_device_mesh["cp"]
         prepared: nn.Module = self.accelerator.prepare(model)
         return prepared

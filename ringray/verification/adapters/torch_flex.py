@@ -85,10 +85,10 @@ class TorchFlex:
 
     def step(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward; on CPUs without a loss."""
-        if batch["input_ids"].device.type != "cpu":
-            return defaults.step(model, batch)
-        with torch.no_grad():
-            return defaults.step(model, batch) | {"loss": None}
+        on_cpus = batch["input_ids"].device.type == "cpu"
+        with defaults.masked(batch), torch.set_grad_enabled(not on_cpus):
+            out = defaults.step(model, batch)
+        return out | {"loss": None} if on_cpus else out
 
     def _attend(
         self,
