@@ -15,6 +15,8 @@ from ringray.verification import Verdict, process, world
 from ringray.verification.target import load
 from ringray.verification.world import ALONE, Refused, World, _Child
 
+_LIMIT = 1200.0  # seconds: longer than a busy machine takes
+
 
 class ManyProcess(process.Process):
     """A process that verifies one target after another."""
@@ -78,4 +80,4 @@ def verified(text: str, adapter: str | None = None, **options: Any) -> Verdict:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(world, "_MAIN", "from tests.support.verification import main; main()")
         patch.setattr(verification, "World", KeptWorld)
-        return ringray.verify(text, adapter=adapter, **options)
+        return ringray.verify(text, adapter=adapter, limit=_LIMIT, **options)

@@ -85,10 +85,12 @@ class Lost(Small):
         return super().forward(tokens, rows.expand_as(tokens))
 
 
-class Unmasked(Plain):
-    """Attention that a wrapper of ``scaled_dot_product_attention`` does not see."""
+class Batched(Small):
+    """A model whose rows know each other: wrong where a rank has some rows only."""
 
-    attend = staticmethod(torch._C._nn.scaled_dot_product_attention)
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        logits: Tensor = super().forward(tokens, positions)
+        return logits - logits.mean(0)
 
 
 def sdpa() -> nn.Module:
@@ -99,19 +101,41 @@ def lost() -> nn.Module:
     return Lost(Plain)
 
 
+def batched() -> nn.Module:
+    return Batched(Plain)
+
+
 def module() -> nn.Module:
-    return Routed(partial(ringray.ContextParallelAttention, HIDDEN, HEADS, num_kv_heads=2))
+    return Routed(_ours)
+
+
+def lost_module() -> nn.Module:
+    return Lost(_ours)
 
 
 def decoder() -> nn.Module:
     return Decoder(named("llama-tiny", {}))
 
 
-def llama() -> nn.Module:
-    return _family("llama")
+def ringray_llama() -> nn.Module:
+    """A model that its user has put on our ring already."""
+    from ringray.models import huggingface
+
+    return _family("llama", huggingface.NAME)
 
 
-def _family(kind: str) -> nn.Module:
+def __getattr__(kind: str) -> Callable[[], nn.Module]:
+    """Returns the function that builds a model of a family of transformers."""
+    if kind.startswith("_"):
+        raise AttributeError(kind)
+    return partial(_family, kind, "sdpa" if kind in ("llama", "qwen2") else "eager")
+
+
+def _ours() -> nn.Module:
+    return ringray.ContextParallelAttention(HIDDEN, HEADS, num_kv_heads=2)
+
+
+def _family(kind: str, attention: str) -> nn.Module:
     from tests.support.huggingface_zoo import build, classes
 
-    return build(kind, classes("causal")[kind], "sdpa")
+    return build(kind, classes("causal")[kind], attention)

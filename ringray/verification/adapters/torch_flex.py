@@ -1,5 +1,5 @@
-"""PyTorch's FlexAttention on shards (``_ContextParallel`` and ``_context_parallel_shard``): keys and
-values are gathered, and a block mask that knows causality and documents is dealt to the ranks.
+"""PyTorch's FlexAttention on shards (``_ContextParallel`` and ``_context_parallel_shard``): keys
+and values are gathered, and a block mask that knows causality and documents is dealt.
 
 Causal calls of ``scaled_dot_product_attention`` run by it. On CPUs FlexAttention has no backward:
 losses and gradients are left out there.

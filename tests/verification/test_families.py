@@ -1,0 +1,30 @@
+"""Twenty families of transformers on our ring: nothing is found."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.verification import verified
+
+QUICK = ("mistral", "gpt2")  # windows and learned positions
+SLOW = (
+    "llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt_neox", "olmo2", "cohere2",
+    "granite", "mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "smollm3", "glm4", "starcoder2",
+    "falcon", "bloom", "mpt",
+)  # fmt: skip
+
+
+def finds_nothing(kind: str) -> None:
+    verdict = verified(f"tests.support.verified:{kind}")
+    assert set(verdict.probes.values()) == {"right"}, str(verdict)
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_a_family_has_no_finding(kind: str) -> None:
+    finds_nothing(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SLOW)
+def test_families_have_no_finding(kind: str) -> None:
+    finds_nothing(kind)
