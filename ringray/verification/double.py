@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ringray.nn import attention
 from ringray_kernels import api, checks
+
+
+# Products of tokens with the weights of their experts; PyTorch has none in fp64.
+_GROUPED = (F, "grouped_mm"), (torch, "_grouped_mm")
+
+
+def _grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor, **_: Any) -> Tensor:
+    """Returns the products of rows (S, K) with one of the weights (E, K, N) each, (S, N); ``offs``:
+    (E,) where the rows of each weight end."""
+    ends = [0, *offs.tolist(), len(x)]
+    parts = x.split([end - begin for begin, end in pairwise(ends)])
+    # Rows behind the last end are of no expert.
+    products = [rows @ some for rows, some in zip(parts, weight, strict=False)]
+    return torch.cat([*products, x.new_zeros(len(parts[-1]), weight.shape[-1])])
 
 
 @contextmanager
@@ -24,6 +40,7 @@ def in_double() -> Iterator[None]:
         (Tensor, "float", Tensor.double),
         (api, "DTYPES", (torch.float64,)),
         (checks.check_qkv, "__defaults__", ((torch.float64,),)),
+        *((owner, name, _grouped_mm) for owner, name in _GROUPED if hasattr(owner, name)),
     ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     for owner, name, value in replaced:

@@ -17,9 +17,12 @@ class ParallelizeAdapter(RingAdapter):
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Shards the weights; others than these models are refused."""
-        self.mesh = ringray.make_mesh(device=next(model.parameters()).device.type)
-        self.group = self.mesh.ring
-        return ringray.parallelize(super().prepare(model), self.mesh)
+        if self.mesh is None:
+            self.mesh = ringray.make_mesh(device=next(model.parameters()).device.type)
+            self.group = self.mesh.ring
+        super().prepare(model)
+        self.route()
+        return ringray.parallelize(model, self.mesh)
 
     @property
     def shards(self) -> dist.ProcessGroup | None:

@@ -38,24 +38,19 @@ class RingAdapter:
         transports.parse(transport)
         self.partition, self.transport = partition, transport
         self.dealt: Partitioning = partition
-        self.model: nn.Module = nn.Identity()
+        self.models: list[nn.Module] = []
         self.seq_len, self.documents = 0, None
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """Puts a Hugging Face model, or modules with our attention, on the ring."""
-        self.model = model
-        if is_transformers(model):
-            from ringray.models import huggingface
-
-            huggingface.register()
-            model.set_attn_implementation(huggingface.NAME)  # type: ignore[operator]
-        for part in _attention_of(model):
-            part.options["transport"] = self.transport
+        """Leaves the model as it is until a batch is dealt: a target that deals its batches itself
+        has a ring of its own."""
+        self.models.append(model)
         return model
 
     def shard(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Deals a batch by the partition."""
+        """Deals a batch by the partition, and puts the models on the ring."""
         self.seq_len, self.documents = batch["input_ids"].shape[_SEQUENCE], batch.get("cu_seqlens")
+        self.route()
         options: dict[str, Any] = {"group": self.group, "partition": self.partition}
         if is_transformers(self.model):
             from ringray.models import huggingface
@@ -69,8 +64,6 @@ class RingAdapter:
             ranks = dist.get_world_size(self.group)
             options["partition"] = ringray.deal(self.seq_len, ranks, cu_seqlens=self.documents)
         self.dealt = options["partition"]
-        for part in _attention_of(self.model):
-            part.partition = self.dealt
         dealt = {
             name: ringray.shard(x, dim=_SEQUENCE, pad_value=_PADDING.get(name, 0), **options)
             for name, x in batch.items()
@@ -79,9 +72,25 @@ class RingAdapter:
         others = {name: x for name, x in batch.items() if x.dim() < 2}
         return dealt | others | {"seq_len": self.seq_len}
 
+    @property
+    def model(self) -> nn.Module:
+        """Returns the model, if no function of the target prepared it in this one's place."""
+        return self.models[-1] if self.models else nn.Identity()
+
+    def route(self) -> None:
+        """Puts Hugging Face models, or modules with our attention, on the ring."""
+        for model in self.models:
+            if is_transformers(model):
+                from ringray.models import huggingface
+
+                huggingface.register()
+                model.set_attn_implementation(huggingface.NAME)  # type: ignore[operator]
+            for part in _attention_of(model):
+                part.options["transport"] = self.transport
+
     def context(self) -> AbstractContextManager[Any]:
         """Routes attention over the ring, where the model does not do so itself."""
-        if is_transformers(self.model) or _attention_of(self.model):
+        if not self.seq_len or is_transformers(self.model) or _attention_of(self.model):
             return nullcontext()
         return ringray.context_parallel(
             group=self.group, partition=self.dealt, transport=self.transport,
@@ -92,6 +101,9 @@ class RingAdapter:
         """Runs a forward; a ``Decoder`` computes its loss itself, without logits of all rows."""
         if dist.get_world_size() == 1:
             batch = self._alone(model, batch)
+        elif self.seq_len:
+            for part in _attention_of(model):
+                part.partition = self.dealt
         where = {name: batch[name] for name in _OF_DOCUMENTS if name in batch}
         if not isinstance(model, Decoder):
             if not (_attention_of(model) and defaults.takes_all(model)):
