@@ -113,7 +113,7 @@ def _check(
     for what, name, choices in named:
         if name not in choices:
             raise TargetError(unknown(what, name, choices))
-    make_adapter(adapter)  # says here what is wrong with it
+    make_adapter(adapter)  # says what is wrong with it
     if device == "cuda" and (gpus := torch.cuda.device_count()) < ranks:
         raise TargetError(f"device: cuda needs a GPU for each of {ranks} ranks, here are {gpus}")
 

@@ -36,7 +36,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ringray.base.errors import UserError
+from ringray.base.errors import UserError, unknown
 
 Batch = dict[str, Tensor]
 
@@ -145,6 +145,7 @@ def load(text: str, adapter: str | None = None) -> Target:
         TargetError: it has no such function; or whatever its import raises.
     """
     place, _, name = text.partition(":")
+    below = make_adapter(adapter)
     path = Path(place).absolute() if place.endswith(".py") else None
     # Behind the standard library: neither a target nor its neighbour types.py hides a part of it.
     standard = str(Path(os.__file__).parent)
@@ -160,7 +161,6 @@ def load(text: str, adapter: str | None = None) -> Target:
     target = Target(text, build)
     # Functions beside one that was named may be of something else.
     beside = () if name and path is None else (module,)
-    below = make_adapter(adapter)
     defaults = importlib.import_module("ringray.verification.defaults")
     for layer in (defaults, below, *beside):
         functions = {x: getattr(layer, x, None) for x in _FUNCTIONS}
