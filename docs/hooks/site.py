@@ -53,6 +53,7 @@ ORDER: dict[str, dict[str, str]] = {
         "Coming from a training framework": "docs/coming-from-training.md",
         "Packed documents": "docs/packed.md",
         "Training": "docs/training.md",
+        "Verifying a model": "docs/verify.md",
         "Decoding": "docs/decoding.md",
         "Transports": "docs/transports.md",
     },

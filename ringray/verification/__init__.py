@@ -20,7 +20,7 @@ verdict   what it came to
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TextIO
 
 import torch
@@ -109,7 +109,8 @@ def _check(
         raise TargetError(f"ranks: got {ranks!r}, expected an integer from 2 to {_MOST}")
     if limit is not None and not 0 < limit < float("inf"):
         raise TargetError(f"limit: got {limit!r}, expected seconds above 0")
-    named = [("device", device, _DEVICES), *(("probe", x, PROBES) for x in probes or ())]
+    named: list[tuple[str, str, Collection[str]]] = [("device", device, _DEVICES)]
+    named += [("probe", name, PROBES) for name in probes or ()]
     for what, name, choices in named:
         if name not in choices:
             raise TargetError(unknown(what, name, choices))

@@ -74,7 +74,7 @@ class _Child:
 
     @property
     def name(self) -> str:
-        return "the process alone" if self.rank == ALONE else f"rank {self.rank}"
+        return _name(self.rank)
 
     @property
     def size(self) -> int:
@@ -103,6 +103,10 @@ class _Child:
                 return "ended", "closes its connection", self.written()
             return "ended", f"ends with exit code {code}", self.written()
         return answer
+
+
+def _name(rank: int) -> str:
+    return "the process alone" if rank == ALONE else f"rank {rank}"
 
 
 class World:
@@ -252,7 +256,7 @@ class World:
             try:
                 self._children[rank] = self._child(rank, port)
             except OSError as error:
-                raise TargetError(f"rank {rank} cannot be started: {reason_of(error)}") from error
+                raise TargetError(f"{_name(rank)} cannot be started: {reason_of(error)}") from error
         # A file that is new for each start: ranks meet in it.
         store = str(Path(self._folder.name) / f"{self._starts}-")
         for ranks in ([x for x in started if x == ALONE], [x for x in started if x != ALONE]):
@@ -275,8 +279,8 @@ class World:
             return self._answers(started, request, arguments, limit)
         except Refused as error:
             text = str(error)
-            if request == "load":
-                first, *rest = text.splitlines()
+            first, *rest = text.splitlines()
+            if request == "load" and rest:  # a traceback: no refusal of ours
                 hint = "expected a Python file with build(), or module:function"
                 text = "\n".join([f"cannot be imported: {first}; {hint}", *rest])
             raise TargetError(text) from error

@@ -19,7 +19,7 @@ from tests.support.ranks import on_ring
 # Public names that send nothing.
 LOCAL = {
     "Blocks", "deal", "local_positions", "shard", "tuned_strategy", "keep_attention",
-    "next_token_labels",
+    "next_token_labels", "verify",
 }  # fmt: skip
 
 

@@ -306,8 +306,8 @@ FUNCTIONS: Mapping[str, Callable[[], Call]] = {
     "make_mesh": lambda: mesh,
     "tuned_strategy": lambda: strategy,
 }
-# Whose results are no tensors, or which change a model by torch's own means.
-STATELESS = ("Blocks", "offload", "parallelize")
+# Whose results are no tensors, which change a model by torch's own means, or compute elsewhere.
+STATELESS = ("Blocks", "offload", "parallelize", "verify")
 
 
 def forget() -> None:

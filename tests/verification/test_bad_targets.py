@@ -10,9 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import ringray
-from ringray.verification import HangError, TargetError, target, world
+from ringray.verification import HangError, TargetError, process, target, world
 from ringray.verification.mistakes import MISTAKES
 from ringray.verification.verdict import ADVICE
 from tests.support import odd_targets
@@ -101,7 +102,7 @@ def test_a_target_without_the_function_names_those_that_it_has() -> None:
 
 
 def test_verify_within_a_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ringray.verification.process, "inside", True)
+    monkeypatch.setattr(process, "inside", True)
     with pytest.raises(TargetError, match="while a rank imports its target"):
         ringray.verify(odd_targets.good)
 
@@ -136,7 +137,13 @@ def test_a_process_that_ends_is_the_cause_of_what_others_raise() -> None:
 
 
 def test_nothing_to_compare_is_told() -> None:
-    assert "step() returned no tensor" in str(refusal("returns_nonsense"))
+    alone = process.Process(world.ALONE, 2, "cpu")
+    alone.load(f"{ODD}:returns_nonsense", None)
+    model = alone.target.model()
+    with pytest.raises(
+        TargetError, match=r"step\(\) returned no tensor, expected a dict with logits"
+    ):
+        alone._step(model, {"input_ids": torch.zeros(1, 4, dtype=torch.int64, device="cpu")})
 
 
 def test_a_rank_that_fails_at_one_batch_is_a_finding() -> None:
@@ -217,7 +224,10 @@ def test_other_ends_are_told(name: str, expected: str) -> None:
             "cannot be imported: ModuleNotFoundError: .*expected a Python file",
         ),
         ("raise SystemExit('too few arguments')", "exit code 1 in importing the target\n.*too few"),
-        ("import os\nif os.environ['RANK'] == '1': 1 / 0", "rank 1 raises ZeroDivisionError"),
+        (
+            "import os\nbuild = print\nif os.environ['RANK'] == '1': 1 / 0",
+            "rank 1 raises ZeroDivisionError",
+        ),
         ("import ringray\nringray.verify(__file__)", "call it below if __name__"),
     ],
 )
@@ -233,5 +243,7 @@ def test_a_start_that_the_system_refuses_is_told(monkeypatch: pytest.MonkeyPatch
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(world.subprocess, "Popen", refuse)
-    with pytest.raises(TargetError, match="rank -1 cannot be started: resource temporarily"):
+    with pytest.raises(
+        TargetError, match="the process alone cannot be started: resource temporarily"
+    ):
         ringray.verify(odd_targets.good)

@@ -41,6 +41,7 @@ READ: dict[str, list[list[str]]] = {
 }
 WRITE = {
     "run", "tune", "resume", "submit", "stop", "sync", "recover", "calibrate",
+    "verify",  # runs code of others
     "doctor",  # tries whether the home folder can be written
 }  # fmt: skip
 LEFT = "ringray-00000000"  # the folder of a killed process, which a command that writes removes
