@@ -61,7 +61,7 @@ _FUNCTIONS = (
     "ring_attention", "unshard", "sharded_cross_entropy", "sharded_linear_cross_entropy",
     "shard_batch", "ring_decode", "a step of generate", "the end of generate", BACKWARD,
     "make_mesh", "parallelize", "offload", "a step", "answers", "checkpoints", "save", "wait",
-    "load", "check of a model",
+    "load", "check of a model", "a forward in maybe_context_parallel",
 )  # fmt: skip
 _WIDTH = 40  # numbers in the vector of digests: the function, and its values
 _ORDER = "every rank must make the same calls, and run their backward passes, in the same order"
