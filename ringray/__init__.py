@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ringray.attention.decode import ring_decode
     from ringray.attention.sharded_kv import ShardedKV
     from ringray.attention.sharding import local_positions, shard, unshard
+    from ringray.attention.shift import shift
     from ringray.models.sdpa import context_parallel
     from ringray.nn import ContextParallelAttention, sharded_cross_entropy
     from ringray.training.mesh import make_mesh
@@ -39,6 +40,7 @@ __all__ = [
     "ring_decode",
     "shard",
     "sharded_cross_entropy",
+    "shift",
     "tuned_strategy",
     "unshard",
     "verify",
@@ -58,6 +60,7 @@ _HOME = {
     "ring_decode": "ringray.attention.decode",
     "shard": "ringray.attention.sharding",
     "sharded_cross_entropy": "ringray.nn",
+    "shift": "ringray.attention.shift",
     "tuned_strategy": "ringray.tuning.lookup",
     "unshard": "ringray.attention.sharding",
     "verify": "ringray.verification",

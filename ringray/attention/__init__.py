@@ -13,6 +13,7 @@ problem    one rank's part of a call: layout, call, script
 compile    the operation as torch.compile and autograd see it
 loops      computation beside messages: ring, gather, heads
 sharding   ``shard``, ``unshard`` and ``local_positions``
+shift      ``shift``, rows of tokens some places on
 sharded_kv ``ShardedKV``, keys and values of a long context, for decoding
 decode     ``ring_decode``, attention of new tokens to such a context
 """

@@ -119,7 +119,7 @@ def unshard(
     with nullcontext() if comm is None else refusing(comm, once=True):
         if comm is not None:
             length = remembered(x) if length is None else length
-            dim, length = _checked(x, comm, dim, partition, length, gradients)
+            dim, length = checked(x, comm, dim, partition, length, gradients)
         elif length is None:
             length = partitions.dealt_length(partition)
         needs_grad = torch.is_grad_enabled() and x.requires_grad
@@ -128,15 +128,20 @@ def unshard(
         return cast("Tensor", full)
 
 
-def _checked(
-    x: Tensor, comm: Comm, dim: int, partition: Partitioning, length: int | None, gradients: str
+def checked(
+    x: Tensor,
+    comm: Comm,
+    dim: int,
+    partition: Partitioning,
+    length: int | None,
+    gradients: str = "sum",
 ) -> tuple[int, int]:
-    """Returns the dimension and the true length."""
+    """Returns the dimension and the true length of a shard."""
     if gradients not in ("sum", "mean"):
         raise ValueError(f"gradients: got {gradients!r}, expected 'sum' or 'mean'")
     dim = _dimension(x, dim)
     if is_batchedtensor(x):  # it would send once for each entry
-        raise ValueError("x: got a tensor of torch.vmap, expected unshard outside of it")
+        raise ValueError("x: got a tensor of torch.vmap, expected a call outside of it")
     comm.check(x.device, staged=False, collective=True)
     return dim, partitions.true_length(partition, length, x.shape[dim], comm.world_size)
 
@@ -296,7 +301,7 @@ def _unshard(
 ) -> tuple[Tensor, Tensor]:
     comm, partition = connect_named(group, ranks), heard(name, dealt)
     with refusing(comm):
-        dim, length = _checked(x, comm, dim, partition, length, gradients)
+        dim, length = checked(x, comm, dim, partition, length, gradients)
         padded = x.shape[dim] * ranks
         # Memory that is short is short before other ranks wait.
         mine, full = x.contiguous(), _rows(x, dim, padded)

@@ -128,31 +128,51 @@ def sharded_linear_cross_entropy(
         return _summed(head(some), wanted, ignore_index)
 
     def own() -> _Sums:
-        if rows is not None and not whole(rows, 1):
-            raise ValueError(f"rows: got {rows!r}, expected None or an integer of at least 1")
-        if rows is None or rows >= x.shape[1]:
-            return of_rows(x, labels)
-        parts = zip(x.split(rows, 1), labels.split(rows, 1), strict=True)
-        sums = [checkpoint(of_rows, *part, use_reentrant=False) for part in parts]
-        losses, (size, *_) = zip(*cast("list[_Sums]", sums), strict=True)
+        losses, (size, *_) = zip(*by_rows(of_rows, rows, x, labels), strict=True)
         return torch.stack(losses).sum(), size
 
     asked = "sharded_linear_cross_entropy", group, plain(ignore_index), gradients
     return _per_token(own, x, "x", labels, asked)
 
 
-def _mistake(x: Any, name: str, labels: Any, ignore_index: int, gradients: str) -> str | None:
-    """Returns the mistake in arguments, with {0} for ``x``, {1} for ``labels``; or None."""
-    for what, value in ((name, x), ("labels", labels)):
-        if not isinstance(value, Tensor):
-            return f"{what}: got {type(value).__name__}, expected a tensor"
-        if not torch.compiler.is_compiling() and (reason := not_plain(value)):
-            return f"{what}: got {reason}"
-    if gradients not in ("sum", "mean"):
-        return f"gradients: got {gradients!r}, expected 'sum' or 'mean'"
+def by_rows(function: Callable[..., Any], rows: int | None, *tensors: Tensor) -> list[Any]:
+    """Returns the results of ``function`` for ``rows`` rows of tensors at a time, which it computes
+    again in the backward pass; None: for all, which are kept. The first tensor is (..., R, H)."""
+    if rows is not None and not whole(rows, 1):
+        raise ValueError(f"rows: got {rows!r}, expected None or an integer of at least 1")
+    dim = tensors[0].dim() - 2
+    if rows is None or rows >= tensors[0].shape[dim]:
+        return [function(*tensors)]
+    parts = zip(*(tensor.split(rows, dim) for tensor in tensors), strict=True)
+    return [checkpoint(function, *part, use_reentrant=False) for part in parts]
+
+
+def mistake_of_rows(x: Any, name: str) -> str | None:
+    """Returns the mistake in ``x``, rows that ``name`` says what they are, with {0} for it."""
+    if why := _no_tensor(x, name):
+        return why
     if not x.is_floating_point() or (x.dim() != 3 if name == "x" else x.dim() < 2):
         shape = "(B, S, H)" if name == "x" else "(..., V)"
         return f"{name}: got {{0}}, expected floating point {shape}"
+    return None
+
+
+def _no_tensor(value: Any, name: str) -> str | None:
+    if not isinstance(value, Tensor):
+        return f"{name}: got {type(value).__name__}, expected a tensor"
+    if not torch.compiler.is_compiling() and (reason := not_plain(value)):
+        return f"{name}: got {reason}"
+    return None
+
+
+def mistake(
+    x: Any, name: str, labels: Any, ignore_index: int, gradients: str = "sum"
+) -> str | None:
+    """Returns the mistake in arguments, with {0} for ``x``, {1} for ``labels``; or None."""
+    if why := mistake_of_rows(x, name) or _no_tensor(labels, "labels"):
+        return why
+    if gradients not in ("sum", "mean"):
+        return f"gradients: got {gradients!r}, expected 'sum' or 'mean'"
     if labels.dtype not in INTEGERS or labels.shape != x.shape[:-1]:
         return f"labels: got {{1}}, expected integers of all but the last dimension of {name} {{0}}"
     if type(ignore_index) is not int or not holds(labels.dtype, ignore_index):
@@ -179,7 +199,7 @@ def _per_token(
     function, group, ignore_index, gradients = asked
     ring, traced = (name_of(group), place_in(group)[1]), torch.compiler.is_compiling()
     with nullcontext() if traced else refusing(connect(group), once=True):
-        if why := _mistake(x, name, labels, ignore_index, gradients):
+        if why := mistake(x, name, labels, ignore_index, gradients):
             tensors = [value for value in (x, labels) if isinstance(value, Tensor)]
             if not traced:
                 raise ValueError(mistaken(why, tensors))

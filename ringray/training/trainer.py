@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.tensor import DTensor
 
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.attention.call import whole
@@ -31,6 +30,7 @@ from ringray.models.sizes import Model
 from ringray.partition import BALANCED, Partitioning, padded_length
 from ringray.training.checkpoint import CheckpointError
 from ringray.training.corpus import NO_LABEL, Corpus, CorpusError, Ints, RandomTokens, SequenceRows
+from ringray.training.gradients import clip_grad_norm
 from ringray.training.mesh import Mesh
 from ringray.training.parallelize import parallelize
 from ringray.training.recipe import Recipe, check
@@ -310,15 +310,7 @@ class Trainer:
 
     def _clip(self) -> float:
         """Clips the gradients; returns their norm over all ranks."""
-        weights = [weight for weight in self.model.parameters() if weight.grad is not None]
-        total = torch.nn.utils.get_total_norm([cast("Tensor", weight.grad) for weight in weights])
-        whole = total.full_tensor() if isinstance(total, DTensor) else total
-        if self.mesh.degrees.pp > 1:
-            squared = whole**2
-            dist.all_reduce(squared, group=self.mesh.group("pp"))
-            whole = squared.sqrt()
-        torch.nn.utils.clip_grads_with_norm_(weights, self.recipe.clip, whole)
-        return float(whole)
+        return float(clip_grad_norm(self.model.parameters(), self.recipe.clip, self.mesh))
 
     def _rate(self) -> float:
         """Returns the learning rate of the next step."""

@@ -104,6 +104,9 @@ def test_the_other_operators_are_well_formed() -> None:
     opcheck(ops.unshard.default, (ringray.shard(x, dim=1), 1, *rule, None, 1, 7, "sum", True))
     call = torch.tensor(0)
     opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), call, 1, *rule, None, 1, True))
+    place = (2, 1, *rule, None, 1, 7, torch.tensor([0, 3, 7]))
+    opcheck(ops.shift.default, (ringray.shard(x, dim=1), *place, 1.0, True))
+    opcheck(ops.shift_backward.default, (torch.randn(2, 8, 3), call, *place))
     opcheck(ops.positions.default, ("striped", None, 8, 2, 1))
     dealt = spoken(ringray.deal(8, 2, cu_seqlens=[0, 3, 8]))
     opcheck(ops.positions.default, (*dealt, 8, 2, 1))
@@ -112,6 +115,11 @@ def test_the_other_operators_are_well_formed() -> None:
     labels = torch.ones(2, dtype=torch.int64)
     asked = (None, 1, "sharded_cross_entropy", 4, "torch.float32", -100, "sum")
     opcheck(ops.global_mean.default, (own, torch.tensor(4), labels, *asked))
+    rows = torch.randn(2, 3, requires_grad=True)
+    opcheck(
+        ops.of_vocabulary.default,
+        (rows, labels, torch.tensor(4), 1, None, 1, 0, "token_log_probs", 1.0, -100),
+    )
     cpu = torch.device("cpu")
     opcheck(ops.rotation.default, (torch.tensor([0, 3, 7]), *rule, 8, 1, 0, 7, 16, 1e4, cpu))
 

@@ -16,7 +16,7 @@ from tests.support.ranks import on_ring
 
 CHECKS = (
     checks.packed_by_row, checks.prefix, checks.checkpointing, checks.without_causality,
-    checks.dropout, checks.dealt,
+    checks.dropout, checks.dealt, checks.embeddings_of_images,
 )  # fmt: skip
 
 
@@ -76,6 +76,17 @@ def test_a_batch_without_labels_has_no_nan() -> None:
         (
             {"attention_mask": torch.arange(SEQ_LEN).expand(2, -1)},
             "attention_mask: it masks some tokens",
+        ),
+        ({"input_ids": None}, "input_ids: expected either input_ids or inputs_embeds"),
+        ({"inputs_embeds": torch.zeros(2, SEQ_LEN, 64)}, "input_ids: expected either"),
+        (
+            {"input_ids": None, "inputs_embeds": torch.zeros(2, SEQ_LEN)},
+            r"inputs_embeds: got torch.float32 of shape \(2, 61\), expected numbers \(B, S, H\)",
+        ),
+        ({"position_ids": torch.zeros(2, 2, SEQ_LEN)}, r"position_ids: got .*or \(4, 2, 61\)"),
+        (
+            {"position_ids": torch.zeros(3, 2, SEQ_LEN).long()},
+            r"LlamaForCausalLM does not run on a shard with position_ids of three rows",
         ),
         ({"prefix": [3, 4]}, "prefix: got .* one for all documents or one for each of 1"),
     ],

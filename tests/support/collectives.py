@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
 import ringray
+import ringray.attention.shift
 import ringray.nn
 from ringray.models.sizes import named
 from ringray.training import checkpoint, trainer
@@ -150,6 +151,100 @@ def unsharding() -> Collective:
         "partition: ": partial(run, x, partition="striped"),
     }
     return Collective(partial(run, x), wrong, other)
+
+
+def shifting() -> Collective:
+    x = torch.randn(2, ROWS, 3)
+    run = partial(ringray.shift, by=1, dim=1)
+    wrong: Calls = {
+        "dim: got 3": partial(ringray.shift, x, 1, dim=3),
+        "by: got 1.5": partial(ringray.shift, x, 1.5, dim=1),  # type: ignore[arg-type]
+        "fill: got 300": partial(ringray.shift, x.byte(), 1, dim=1, fill=300),
+        "cu_seqlens: expected boundaries": partial(run, x, cu_seqlens=[0, 3]),
+        "cu_seqlens: got 3": partial(run, x, cu_seqlens=3),
+        "seq_len: ": partial(run, x, seq_len=5),
+        "of layout": lambda: run(distributed(x)),
+        "dim: got 4": lambda: compiled(lambda x: ringray.shift(x, 1, dim=4), x),
+        "partition: got 'zag'": partial(run, x, partition="zag"),
+        "cannot send tensors of meta": partial(run, x.to("meta")),
+        "vmap": partial(in_vmap, run, x),
+        "a FakeTensor|FakeTensors": partial(faked, run, x),
+        "rank is broken": partial(while_broken, ringray.attention.shift, "_bytes", partial(run, x)),
+    }  # fmt: skip
+    other: Calls = {
+        "by: ": partial(ringray.shift, x, 2, dim=1),
+        "dtype: ": partial(run, x.double()),
+        "shape: ": partial(run, x[..., :2]),
+        "requires_grad: ": partial(run, x.clone().requires_grad_()),
+        "fill: ": partial(run, x, fill=1),
+        "seq_len: ": partial(run, x, seq_len=3 * ROWS - 1, partition="striped"),
+        "cu_seqlens: ": partial(run, x, cu_seqlens=[0, 3, 12]),
+        "partition: ": partial(run, x, partition="striped"),
+    }
+    return Collective(partial(run, x), wrong, other)
+
+
+def backward_of_shift() -> Collective:
+    def run(name: str | None = None) -> None:
+        moved = ringray.shift(torch.randn(2, ROWS, 3).requires_grad_(), 1, dim=1)
+        backward = moved.sum().backward
+        target = ringray.attention.shift
+        while_broken(target, name, backward) if name else backward()
+
+    return Collective(run, {"rank is broken": partial(run, "_bytes")}, {})
+
+
+OF_TOKENS = ("log_probs", "entropy", "top_k")
+
+
+def of_tokens(name: str) -> Collective:
+    """A function of rows whose vocabulary is sharded over all ranks."""
+    function, values = getattr(ringray.nn, name), torch.randn(1, ROWS, VOCABULARY)
+    labels = torch.ones(1, ROWS, dtype=torch.int64)
+    more = {"token_log_probs": (labels,), "token_top_k": (2,)}.get(name, ())
+    world = dist.group.WORLD
+
+    def run(x: Any, *arguments: Any, **options: Any) -> Any:
+        return function(x, *(arguments or more), **{"vocab_group": world, **options})
+
+    wrong: Calls = {
+        "logits: got torch.int64": partial(run, values.long()),
+        "logits: got int": partial(run, 3),
+        "temperature: got 0": partial(run, values, temperature=0),
+        "rows: got 0": partial(run, values, rows=0),
+        r"x: got torch.float32 of shape \(1, 10\)": partial(
+            run, values[:, 0], head=nn.Linear(10, 10)
+        ),
+        "vmap": partial(in_vmap, run, values),
+        "a FakeTensor|FakeTensors": partial(faked, run, values),
+        "cannot send tensors of meta": partial(run, values.to("meta")),
+        "rank is broken": partial(while_broken, F, "linear", partial(
+            run, values, head=nn.Linear(VOCABULARY, VOCABULARY)
+        )),
+        "temperature: got -1": partial(compiled, partial(run, temperature=-1), values),
+    }  # fmt: skip
+    if name == "token_log_probs":
+        far = labels.clone()
+        far[0, 2] = 3 * VOCABULARY
+        wrong |= {
+            "labels: got 30, expected 0 to 29": partial(run, values, far),
+            r"labels: got torch.int64 of shape \(1, 3\)": partial(run, values, labels[:, 1:]),
+            "ignore_index: got -100, .* torch.uint8": partial(run, values, labels.byte()),
+            "labels: got 30, expected 0": partial(compiled, run, values, far),
+        }
+    if name == "token_top_k":
+        wrong |= {
+            "k: got 31, expected at most 30": partial(run, values, 31),
+            "k: got 1.5": partial(run, values, 1.5),
+        }
+    other: Calls = {
+        "temperature: ": partial(run, values, temperature=2),
+        "dtype: ": partial(run, values.double()),
+        "shape: ": partial(run, values[:, :2], *(x[:, :2] for x in more if x is labels)),
+        "columns: ": partial(run, values[..., :4]),
+        "disagree about what they do": partial(ringray.unshard, values, dim=1),
+    }  # fmt: skip
+    return Collective(partial(run, values), wrong, other)
 
 
 def backward_of_unshard() -> Collective:
@@ -387,6 +482,8 @@ COLLECTIVES: dict[str, Callable[[], Collective]] = {
     "make_mesh": meshes, "offload": offloading, "parallelize": sharded_models,
     "ring_attention": attention,
     "ring_decode": decoding, "sharded_cross_entropy": plain_loss,
-    "sharded_linear_cross_entropy": linear_loss, "unshard": unsharding,
+    "sharded_linear_cross_entropy": linear_loss, "shift": shifting, "unshard": unsharding,
+    **{f"token_{name}": partial(of_tokens, f"token_{name}") for name in OF_TOKENS},
+    "backward of shift": backward_of_shift,
     "backward of unshard": backward_of_unshard,
 }  # fmt: skip

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import ringray
 import ringray.models.huggingface as hf
+import ringray.nn
+from ringray import partition as partitions
 from ringray_kernels import testing
 
 VOCABULARY = 97
@@ -146,6 +148,73 @@ def dealt(rank: int, size: int) -> None:
         ValueError, match=r"dealt for cu_seqlens \(0, 9, 30, 61\), but the call has"
     ):
         ring(tiny("ringray"), partition=caller)
+
+
+MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+
+
+def tiny_of_images(kind: str, attention: str) -> nn.Module:
+    """A tiny model of text and images: ``Qwen2VL``, ``Qwen2_5_VL`` or ``Qwen3VL``."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"depth": 1, "num_heads": 2, "hidden_size": 64, "embed_dim": 32}
+    sizes |= {"out_hidden_size": 64, "intermediate_size": 32, "num_position_embeddings": 16}
+    sizes |= {"deepstack_visual_indexes": [0]}
+    text = {**TINY, "head_dim": 16, "rope_parameters": MROPE}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=sizes)
+    for place, name in enumerate(("image", "video", "vision_start", "vision_end")):
+        setattr(config, f"{name}_token_id", VOCABULARY - 1 - place)
+    kinds = {"": attention, "text_config": attention, "vision_config": "sdpa"}
+    return transformers.AutoModelForImageTextToText.from_config(config, attn_implementation=kinds)
+
+
+def embeddings_of_images(rank: int, size: int) -> None:
+    """Embeddings with three or four positions of each token: shards of positions and rotations to
+    a bit, and logits, loss and gradients in fp32, as transformers' norms compute."""
+    draw = torch.Generator().manual_seed(3)
+    embeds = torch.randn(2, SEQ_LEN, TINY["hidden_size"], generator=draw)
+    rows = torch.randint(0, 40, (3, 2, SEQ_LEN), generator=draw).sort(-1).values
+    text = torch.cat([torch.arange(b - a) for a, b in itertools.pairwise(CUTS)]).expand(1, 2, -1)
+    _, labels = tokens()
+    kinds = itertools.cycle(("Qwen3VL", "Qwen2_5_VL", "Qwen2VL"))
+    packed = torch.cat([text, rows])
+    for kind, name, positions in zip(
+        kinds, partitions.NAMES, (packed, rows, packed, rows, packed), strict=False
+    ):
+        cuts = torch.tensor(CUTS) if positions is packed else None
+        partition = ringray.deal(SEQ_LEN, size, cu_seqlens=cuts) if name == "balanced" else name
+        place: dict[str, Any] = {"partition": partition, "seq_len": SEQ_LEN}
+        alone = tiny_of_images(kind, "sdpa")
+        whole = embeds.clone().requires_grad_()
+        # Its own loss would let the end of a document predict the next one's first token.
+        logits = alone(inputs_embeds=whole, position_ids=positions, use_cache=False).logits
+        shifted = ringray.nn.next_token_labels(labels, cuts)
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), shifted.flatten())
+        loss.backward()
+        model, mine = tiny_of_images(kind, "ringray"), embeds.clone().requires_grad_()
+        batch = hf.shard_batch(
+            model, inputs_embeds=mine, position_ids=positions, labels=labels, partition=partition
+        )
+        own = ringray.local_positions(partition, SEQ_LEN, size, rank)
+        real = own < SEQ_LEN
+        assert torch.equal(batch["position_ids"][..., real], positions[..., own[real]])
+        assert torch.equal(batch["inputs_embeds"][:, real], embeds[:, own[real]])
+        rotate = model.model.language_model.rotary_emb
+        for part, full in zip(
+            rotate(embeds, batch["position_ids"][-3:]), rotate(embeds, rows), strict=True
+        ):
+            assert torch.equal(part[:, real], full[:, own[real]]), (kind, partition)
+        out = model(**batch)
+        out.loss.backward()
+        sum_gradients(model.model.language_model.layers)
+        got = ringray.unshard(out.logits.detach(), dim=1, **place)
+        assert error(got, logits) < 1e-5, (kind, partition)
+        assert error(ring_sum(out.loss), loss) < 1e-5
+        assert error(ring_sum(mine.grad), whole.grad) < 1e-4
+        wanted = dict(alone.named_parameters())
+        for name, weight in model.model.language_model.layers.named_parameters():
+            true = wanted[f"model.language_model.layers.{name}"].grad
+            # A softmax does not see a bias of keys: its gradient is rounding.
+            assert name.endswith("k_proj.bias") or error(weight.grad, true) < 1e-4, (kind, name)
 
 
 def prefix(rank: int, size: int) -> None:

@@ -125,7 +125,7 @@ WITHOUT_GRADIENTS = ("inference", "no gradients")
 # Called at a time when a function mode of the user is meant to change the user's own operators.
 OWN_OPERATORS = (
     "ContextParallelAttention", "context_parallel", "sharded_cross_entropy",
-    "sharded_linear_cross_entropy",
+    "sharded_linear_cross_entropy", "token_log_probs", "token_entropy", "token_top_k",
 )  # fmt: skip
 
 
@@ -234,6 +234,33 @@ def sharding(gradients: str = "sum") -> Call:
     return _differentiated(function, [x.requires_grad_()], factor)
 
 
+def shifting() -> Call:
+    x, *_, dout = (ringray.shard(x, dim=2, partition="striped") for x in _inputs())
+
+    def function(x: Tensor) -> Tensor:
+        options: dict[str, Any] = {"seq_len": ROWS, "cu_seqlens": [0, 5, ROWS], "fill": 2}
+        return ringray.shift(x, 3, dim=2, partition="striped", **options)
+
+    return _differentiated(function, [x.detach().requires_grad_()], dout)
+
+
+def of_tokens(name: str) -> Call:
+    x = ringray.shard(_inputs()[0][:, 0], dim=1).detach().requires_grad_()
+    wanted = ringray.shard(IDS, dim=1, pad_value=-100)
+    torch.manual_seed(3)
+    head = nn.Linear(HEAD_DIM, VOCABULARY)
+
+    def function(x: Tensor, weight: Tensor) -> Tensor:
+        options: dict[str, Any] = {"rows": 4, "temperature": 2.0}
+        if name == "token_log_probs":
+            return ringray.nn.token_log_probs(x, wanted, head=head, **options)
+        if name == "token_entropy":
+            return ringray.nn.token_entropy(x, head=head, **options)
+        return ringray.nn.token_top_k(x, 3, head=head, **options)[0].sum(-1)
+
+    return _differentiated(function, [x, head.weight], torch.ones(x.shape[:-1]))
+
+
 def loss(*, linear: bool) -> Call:
     x = ringray.shard(_inputs()[0][:, 0], dim=1).detach().requires_grad_()
     wanted = ringray.shard(IDS, dim=1, pad_value=-100)
@@ -295,6 +322,11 @@ FUNCTIONS: Mapping[str, Callable[[], Call]] = {
     "ring_decode ShardedKV empty": functools.partial(decoding, prefill=False),
     "shard unshard": sharding,
     "shard unshard mean": functools.partial(sharding, "mean"),
+    "shift": shifting,
+    **{
+        name: functools.partial(of_tokens, name)
+        for name in ("token_log_probs", "token_entropy", "token_top_k")
+    },
     "deal": lambda: lambda: [torch.from_numpy(ringray.deal(ROWS, 3, causal=False).token)],
     "local_positions": lambda: lambda: [ringray.local_positions("zigzag-token", ROWS, 3, 1)],
     "next_token_labels": lambda: lambda: [ringray.nn.next_token_labels(IDS, [0, 5, ROWS])],

@@ -19,6 +19,8 @@ from ringray.models.huggingface.ring import IGNORED, Ring, padding_token, said
 from ringray.nn import next_token_labels
 from ringray_kernels.intervals import within_documents
 
+NO_TOKEN = -2  # stands for embeddings: no token, no padding, and not the -1 of models without it
+
 
 def deal(
     forward: Forward,
@@ -26,23 +28,31 @@ def deal(
     input_ids: Tensor,
     labels: Tensor | None,
     position_ids: Tensor | None,
+    inputs_embeds: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Returns the arguments of the model's forward; ``position_ids`` None: as the model counts."""
+    """Returns the arguments of the model's forward; ``position_ids`` None: as the model counts.
+    ``inputs_embeds``: in place of tokens, which then are ``NO_TOKEN``."""
     pad = padding_token(forward.model)
     if position_ids is None:
         position_ids = _positions(ring, input_ids, forward.begin, pad)
     if forward.pooled:
+        if inputs_embeds is not None and forward.pool == "last":
+            raise ValueError(
+                "inputs_embeds: got them for a head that pools the last token, expected input_ids, "
+                "in which it looks for padding"
+            )
         ring = replace(ring, pooled=_holds_pooled(forward, ring, input_ids, pad))
 
-    def rows(x: Tensor, pad_value: int) -> Tensor:
-        return shard(x, dim=1, partition=ring.partition, group=ring.group, pad_value=pad_value)
+    def rows(x: Tensor, pad_value: int, dim: int = 1) -> Tensor:
+        return shard(x, dim=dim, partition=ring.partition, group=ring.group, pad_value=pad_value)
 
     batch: dict[str, Any] = {
-        "input_ids": rows(input_ids, (pad or 0) if forward.pooled else 0),
-        "position_ids": rows(position_ids, 0),
-        "use_cache": False,
-        "ring": ring,
-    }
+        "position_ids": rows(position_ids, 0, -1), "use_cache": False, "ring": ring
+    }  # fmt: skip
+    if inputs_embeds is None:
+        batch["input_ids"] = rows(input_ids, (pad or 0) if forward.pooled else 0)
+    else:
+        batch["inputs_embeds"] = rows(inputs_embeds, 0)
     if labels is None:
         return batch
     if forward.loss is None:

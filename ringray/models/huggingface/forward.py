@@ -45,14 +45,15 @@ class Forward:
     labels are of the next token. ``on_trial``: the model is being checked; ``alone``: every token
     attends to itself. ``calls`` of the ring in a forward, ``expected`` once it is known. ``key``
     and ``magnitude`` of positions: what the model was checked for, ``key_of_steps``: with a cache.
-    ``stepping``: this forward is of new tokens, with a cache.
+    ``several_positions``: checked for mRoPE. ``stepping``: this forward is of new tokens, with a
+    cache.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
         self.key: object = None
         self.key_of_steps: object = None
-        self.stepping = self.on_trial = self.alone = False
+        self.stepping = self.on_trial = self.alone = self.several_positions = False
         self.magnitude = self.calls = self.begin = 0
         self.ring: Ring | None = None
         self.expected: int | None = None

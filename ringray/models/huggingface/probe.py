@@ -44,12 +44,15 @@ from ringray.partition import DEFAULT, Dealt, padded_length
 _NUMBERS: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}  # of tensors that are drawn
 
 
-def check(model: nn.Module, ring: Ring, *, alone: bool = False) -> Forward:
+def check(
+    model: nn.Module, ring: Ring, *, alone: bool = False, several_positions: bool = False
+) -> Forward:
     """Checks that a model computes on a ring what it computes in one process; all ranks call it.
 
     ``shard_batch`` calls it. Later calls return at once, until the model's config, the partition,
     or the ranks change, or positions become twice as large. ``alone``: it sends nothing, and checks
-    only that tokens meet in attention layers, by which no model passes.
+    only that tokens meet in attention layers, by which no model passes. ``several_positions``: also
+    with three positions of each token (mRoPE).
 
     Raises:
         ValueError: on every rank, a model that does not, and why.
@@ -63,7 +66,9 @@ def check(model: nn.Module, ring: Ring, *, alone: bool = False) -> Forward:
     ranks = connect(ring.group).world_size
     ring = _undealt(ring)
     key = (inner.config.to_json_string(), ring.partition, ranks)
-    if forward.key == key and last.bit_length() <= forward.magnitude:
+    several = several_positions or (forward.key == key and forward.several_positions)
+    passed = forward.key == key and several == forward.several_positions
+    if passed and last.bit_length() <= forward.magnitude:
         return forward
     forward.key = None
     if getattr(inner.config, "is_encoder_decoder", False):
@@ -77,8 +82,9 @@ def check(model: nn.Module, ring: Ring, *, alone: bool = False) -> Forward:
         if alone:
             refuse_mixing(model, forward, ring, last + 1)
             return forward
-        Probe(model, forward, ring, last).run()
+        Probe(model, forward, ring, last, 3 if several else 1).run()
     forward.key, forward.magnitude = key, last.bit_length()
+    forward.several_positions = several
     return forward
 
 
@@ -116,8 +122,10 @@ def eager(model: nn.Module) -> Iterator[None]:
 class Probe:
     """One check of a model: its tokens, and the rules that it finds for ``forward``."""
 
-    def __init__(self, model: nn.Module, forward: Forward, ring: Ring, last: int) -> None:
-        self.model, self.forward, self.last = model, forward, last
+    def __init__(
+        self, model: nn.Module, forward: Forward, ring: Ring, last: int, positions: int = 1
+    ) -> None:
+        self.model, self.forward, self.last, self.positions = model, forward, last, positions
         self.inner = forward.model
         self.comm = connect(ring.group)
         ring = _undealt(ring)
@@ -147,8 +155,9 @@ class Probe:
         except ValueError:
             raise
         except Exception as error:
+            where = " with position_ids of three rows (mRoPE)" if self.positions > 1 else ""
             raise ValueError(
-                f"model: {type(self.inner).__name__} does not run on a shard: "
+                f"model: {type(self.inner).__name__} does not run on a shard{where}: "
                 f"{type(error).__name__}: {str(error)[-200:]}"
             ) from error
         finally:
@@ -159,7 +168,7 @@ class Probe:
         ids = draw_tokens(self.inner, self.ring.seq_len)
         want, labels = self._in_one_process(ids)
         self._compare(ids, want, labels)
-        if self.last >= self.ring.seq_len:
+        if self.last >= self.ring.seq_len or self.positions > 1:
             self._compare_last(ids)
 
     def _call(self, ids: Tensor, **arguments: Any) -> Any:
@@ -247,9 +256,11 @@ class Probe:
 
     def _compare_last(self, ids: Tensor) -> None:
         """Compares at the largest positions of the batch, on which a RoPE may depend."""
-        end = self.last + 1
+        end = max(self.last + 1, ids.shape[1])
         begin = end - ids.shape[1]
         positions = torch.arange(begin, end, dtype=torch.int64, device=self.device)[None]
+        if self.positions > 1:  # unlike each other, so that none stands for another
+            positions = torch.stack([positions // (i + 1) for i in range(self.positions)])
         with eager(self.model):
             want = self._call(ids, position_ids=positions)
         error, where = self._error(self._call_on_ring(ids, None, positions), want)

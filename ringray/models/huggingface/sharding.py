@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from ringray import partition as partitions
@@ -17,7 +18,7 @@ from ringray.attention.call import several
 from ringray.attention.documents import document_boundaries
 from ringray.attention.other_names import answering_other_names
 from ringray.comm.ring import RingGroup, connect
-from ringray.models.huggingface.batch import deal, positions_in_documents
+from ringray.models.huggingface.batch import NO_TOKEN, deal, positions_in_documents
 from ringray.models.huggingface.probe import check
 from ringray.models.huggingface.ring import IGNORED, Ring, digest, said, transformers_model
 from ringray.partition import Partitioning
@@ -29,8 +30,9 @@ from ringray_kernels.config import Blocks
 @answering_other_names
 def shard_batch(
     model: nn.Module,
-    input_ids: Tensor,
+    input_ids: Tensor | None = None,
     *,
+    inputs_embeds: Tensor | None = None,
     labels: Tensor | None = None,
     position_ids: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
@@ -54,15 +56,20 @@ def shard_batch(
         model: the transformers model that gets the batch, or DDP around it. At the first batch it
             runs on a few tokens, to be checked (``check``). Other attention implementations ignore
             ``ring`` and would attend within the shard.
-        input_ids: (B, S) integers, the same on every rank of ``group``.
+        input_ids: (B, S) integers, the same on every rank of ``group``; None with
+            ``inputs_embeds``.
+        inputs_embeds: (B, S, H) in place of tokens, of every rank, with features of images merged
+            before. Its gradient is that of this rank's rows and 0 elsewhere. Ranks compare shapes,
+            not values, which encoders may round differently.
         labels: (B, S) integers, not shifted, -100 where ignored, as transformers takes them, or
             one of each batch row for a head that pools a token; None for no loss. The last token of
             a document predicts nothing.
         position_ids: (S,), (1, S) or (B, S) integers; None counts in each document from where the
-            model does, 0 mostly.
+            model does, 0 mostly. Of models with several positions of a token (mRoPE) also
+            (3, B, S), or (4, B, S), whose first row is of text, as transformers takes them.
         cu_seqlens: boundaries of packed documents, 1-D integers from 0 to S, not decreasing, shared
             by all batch rows, or 2-D with a row for each. None finds them as transformers does: a
-            document begins where ``position_ids`` do not increase by 1.
+            document begins where ``position_ids`` do not increase by 1, those of text alone.
         attention_mask: (B, S); accepted where it masks nothing.
         group, partition, transport, backend, blocks: as in ``ringray.ring_attention``.
         gradients: reduction of parameter gradients after ``backward``. ``sum``: they are summed
@@ -73,7 +80,8 @@ def shard_batch(
             model itself has to leave them causal; labels are not changed.
 
     Returns:
-        ``input_ids`` and ``position_ids`` (B, R), ``use_cache`` False, ``ring``; with labels also
+        ``input_ids`` (B, R), or ``inputs_embeds`` (B, R, H), ``position_ids`` (..., R),
+        ``use_cache`` False, ``ring``; with labels also
         ``labels`` (B, R), ``num_items_in_batch``, their count over the ring (divided by its size
         with ``mean``) and, where the model predicts the next token, ``shift_labels``, the same as
         ``labels`` (which transformers requires to compute a loss). Replace the count to average
@@ -89,16 +97,32 @@ def shard_batch(
     comm = connect(group)
     with refusing(comm):
         inner = transformers_model(model)
+        tokens = _tokens(input_ids, inputs_embeds)
         options: dict[str, Any] = {"group": group, "partition": partition, "transport": transport}
         options |= {"backend": backend, "blocks": blocks, "gradients": gradients, "prefix": prefix}
-        ring, positions = _ring(input_ids, position_ids, cu_seqlens, attention_mask, **options)
+        ring, positions = _ring(tokens, position_ids, cu_seqlens, attention_mask, **options)
         tensors = {"input_ids": input_ids, "labels": labels, "position_ids": position_ids}
-        call: dict[str, Any] = {"model": type(inner).__name__, "batch": len(input_ids)}
+        call: dict[str, Any] = {"model": type(inner).__name__, "batch": len(tokens)}
+        call["inputs_embeds"] = None if inputs_embeds is None else said(inputs_embeds)
         call |= {"seq_len": ring.seq_len, **{name: digest(x) for name, x in tensors.items()}}
         call |= {"documents": ring.cu_seqlens, "partition": partition, "gradients": gradients}
         agree(comm, AgreedCall("shard_batch", **call))
-        forward = check(model, ring)
-        return deal(forward, ring, input_ids, labels, None if position_ids is None else positions)
+        forward = check(model, ring, several_positions=positions.dim() > 2)
+        own_positions = None if position_ids is None else positions
+        return deal(forward, ring, tokens, labels, own_positions, inputs_embeds)
+
+
+def _tokens(input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """Returns the tokens (B, S); for embeddings numbers that stand for no token."""
+    if (input_ids is None) == (inputs_embeds is None):
+        raise ValueError("input_ids: expected either input_ids or inputs_embeds")
+    if inputs_embeds is None:
+        assert input_ids is not None
+        return input_ids
+    if inputs_embeds.dim() != 3 or not inputs_embeds.is_floating_point():
+        raise ValueError(f"inputs_embeds: got {said(inputs_embeds)}, expected numbers (B, S, H)")
+    shape, device = inputs_embeds.shape[:2], inputs_embeds.device
+    return torch.full(shape, NO_TOKEN, dtype=torch.int64, device=device)
 
 
 def _ring(
@@ -111,7 +135,7 @@ def _ring(
     prefix: int | Sequence[int] | None,
     **options: Any,
 ) -> tuple[Ring, Tensor]:
-    """Returns the layout of a batch and its positions (B, S), from checked arguments."""
+    """Returns the layout of a batch and its positions (..., B, S), from checked arguments."""
     if input_ids.dim() != 2 or input_ids.is_floating_point():
         raise ValueError(f"input_ids: got {said(input_ids)}, expected integers (B, S)")
     if gradients not in ("sum", "mean"):
@@ -124,14 +148,20 @@ def _ring(
     Mask(seq_len, causal=True, window=None, documents=documents)  # checks the boundaries
     if position_ids is None:
         position_ids = positions_in_documents(Ring(seq_len, documents), input_ids.device)
-    elif position_ids.shape not in {(seq_len,), (1, seq_len), input_ids.shape}:
+    of_mrope = [(rows, *input_ids.shape) for rows in (3, 4)]  # without or with that of text
+    shapes = [(seq_len,), (1, seq_len), tuple(input_ids.shape)]
+    if tuple(position_ids.shape) not in {*shapes, *of_mrope}:
         raise ValueError(
-            f"position_ids: got {said(position_ids)}, expected integers of shape ({seq_len},), "
-            f"(1, {seq_len}) or {tuple(input_ids.shape)}"
+            f"position_ids: got {said(position_ids)}, expected integers of shape "
+            f"{', '.join(map(str, shapes))}, or {' or '.join(map(str, of_mrope))}"
         )
-    position_ids = position_ids.expand_as(input_ids)
-    if cu_seqlens is None:
-        documents = _documents(position_ids)
+    if position_ids.dim() < 3:
+        position_ids = position_ids.expand_as(input_ids)
+    of_text = position_ids if position_ids.dim() < 3 else None
+    if len(position_ids) == 4 and of_text is None:
+        of_text = position_ids[0]
+    if cu_seqlens is None and of_text is not None:
+        documents = _documents(of_text)
     last = int(position_ids.max())
     mask = Mask(seq_len, documents=documents, prefix=several(prefix))
     options["partition"] = resolved(
