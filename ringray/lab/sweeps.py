@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypedDict, Unpack
 from ringray.base import provenance, units
 from ringray.base.errors import PlaceError, SpecError, UserError
 from ringray.base.redaction import shown
-from ringray.lab.driver.events import Event, Note, Summary, SweepStarted, TrialEnded, TrialStarted
+from ringray.lab.driver.events import Note, Summary, SweepStarted, TrialEnded, TrialStarted
 from ringray.lab.driver.studies import entries, load_of
 from ringray.lab.driver.studies import results as study_results
 from ringray.lab.kinds import KINDS
@@ -230,12 +230,12 @@ class Replay:
             case {"begin": {"done": done, "ago": ago}}:
                 self._begin(done, float(ago))
             case {"started": key, "attempt": attempt, "ago": ago}:
-                self._tell(TrialStarted(self._trials[key], int(attempt), float(ago)))
+                self.view.take(TrialStarted(self._trials[key], int(attempt), float(ago)))
             case {"ended": key, "outcome": outcome}:
                 self.rows[key] = replace(self.rows[key], **outcome)
-                self._tell(TrialEnded(self._trials[key], self.rows[key]))
+                self.view.take(TrialEnded(self._trials[key], self.rows[key]))
             case {"note": text}:
-                self._tell(Note(str(text)))
+                self.view.take(Note(str(text)))
             case {"over": "complete" | "failed" | "interrupted" as status}:
                 self.over = status
             case _:
@@ -246,10 +246,7 @@ class Replay:
         self._trials = {trial.key: trial for trial in plan.trials}
         if plan.runnable:
             ended = {key: self.rows[key] for key in done}
-            self._tell(SweepStarted(plan, self.sweep, ended, ago=ago))
-
-    def _tell(self, event: Event) -> None:
-        self.view.take(event)
+            self.view.take(SweepStarted(plan, self.sweep, ended, ago=ago))
 
 
 def _name(settings: Settings) -> str | None:

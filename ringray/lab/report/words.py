@@ -250,20 +250,15 @@ def fitted(hardware: Hardware) -> str:
 
 def warnings(plan: Plan) -> list[str]:
     """Warns of trials that the prediction sees beyond their memory or their time limit."""
-    return [*filter(None, [plan.tight]), *_too_long(plan)]
-
-
-def _too_long(plan: Plan) -> list[str]:
+    lines = [plan.tight] if plan.tight else []
     limit = plan.spec.limits.trial_timeout or math.inf
-    late = [trial.measuring_s for trial in plan.runnable if trial.measuring_s > limit]
-    if not late:
-        return []
-    text = (
-        f"warning: {len(late):,} of {plural(len(plan.runnable), 'trial')} will probably exceed "
-        f"limits.trial_timeout ({duration(limit)}): up to {duration(max(late))} are predicted, "
-        "baseline included; raise the limit or leave it out"
-    )
-    return [text]
+    if late := [trial.measuring_s for trial in plan.runnable if trial.measuring_s > limit]:
+        lines.append(
+            f"warning: {len(late):,} of {plural(len(plan.runnable), 'trial')} will probably exceed "
+            f"limits.trial_timeout ({duration(limit)}): up to {duration(max(late))} are predicted, "
+            "baseline included; raise the limit or leave it out"
+        )
+    return lines
 
 
 def counts(by_status: Mapping[str, int], pending: int = 0) -> str:
