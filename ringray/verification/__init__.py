@@ -27,11 +27,10 @@ import torch
 
 from ringray.base.errors import unknown
 from ringray.verification import process
-from ringray.verification.mistakes import MISTAKES
-from ringray.verification.probes import PROBES, Evidence, Skip
+from ringray.verification.probes import PROBES, Evidence, tried
 from ringray.verification.target import DEFAULT, TargetError, make_adapter, spelled
 from ringray.verification.verdict import Finding, Verdict
-from ringray.verification.world import FailedRank, HangError, Refused, World
+from ringray.verification.world import HangError, Refused, World
 
 __all__ = ["Finding", "HangError", "TargetError", "Verdict", "verify"]
 
@@ -85,10 +84,11 @@ def verify(
                 _ = evidence.plain
             except Refused as error:
                 raise TargetError(str(error)) from error
-            for name in PROBES if probes is None else probes:
-                _try(name, evidence, verdict)
+            for name, result in tried(evidence, PROBES if probes is None else probes):
+                verdict.probes[name] = result
                 if view is not None:
-                    print(f"{name}: {verdict.probes[name]}", file=view, flush=True)
+                    print(f"{name}: {result}", file=view, flush=True)
+            verdict.findings = evidence.findings
     except TargetError as error:
         error.args = (f"{text}: {error}",)
         raise
@@ -118,19 +118,3 @@ def _check(
     if device == "cuda" and (gpus := torch.cuda.device_count()) < ranks:
         raise TargetError(f"device: cuda needs a GPU for each of {ranks} ranks, here are {gpus}")
 
-
-def _try(name: str, evidence: Evidence, verdict: Verdict) -> None:
-    """Runs a probe."""
-    try:
-        findings = list(PROBES[name](evidence))
-    except (Skip, Refused) as error:
-        verdict.probes[name] = f"skipped: {str(error).splitlines()[0]}"
-        return
-    except FailedRank as error:
-        # In a training the other ranks would wait for this one for ever. Where several probes use
-        # a batch, the first one tells it.
-        sentence = f"{error.what}; {MISTAKES[error.mistake]}"
-        rank = error.rank if error.rank >= 0 else None
-        findings = [Finding(name, error.mistake, sentence, rank, details=error.details)]
-    verdict.findings += [x for x in findings if x.sentence not in verdict.sentences]
-    verdict.probes[name] = "wrong" if findings else "right"

@@ -58,6 +58,16 @@ def padded(sizes: Sizes) -> dict[str, Array]:
     return batch(_ids(sizes, sizes.rows, sizes.tokens - 1))
 
 
+def labelled(whole: dict[str, Array], rows: Array) -> dict[str, Array]:
+    """Returns a batch in which only the tokens in some rows, places in the flattened batch, predict
+    anything."""
+    ids = whole["input_ids"]
+    predicted = rows[(rows >= 0) & (rows % ids.shape[1] < ids.shape[1] - 1)] + 1
+    labels = np.full_like(ids, IGNORED)
+    labels.flat[predicted] = ids.flat[predicted]
+    return batch(ids, labels=labels)
+
+
 def batch(
     ids: Array, *, labels: Array | None = None, documents: Iterable[int] | None = None
 ) -> dict[str, Array]:

@@ -101,10 +101,18 @@ class Comparison:
 
     # Losses and gradients.
 
-    def loss(self, kind: str) -> float:
+    @property
+    def loss(self) -> float:
         """Returns the loss of all ranks, of which each has its part."""
         parts = [rank.loss for rank in self.ranks if rank.loss is not None]
-        return float(np.mean(parts) if kind == "mean" else np.sum(parts))
+        mean = self.world.facts["constants"]["LOSS"] == "mean"
+        return float(np.mean(parts) if mean else np.sum(parts))
+
+    @property
+    def losses_differ(self) -> bool:
+        """Tells whether the loss of all ranks is another one than that of one process."""
+        assert self.exact.loss is not None
+        return not abs(self.loss - self.exact.loss) <= self.allowed_loss * abs(self.exact.loss)
 
     @property
     def allowed_loss(self) -> float:
@@ -135,6 +143,19 @@ class Comparison:
         }
 
     # Where they part.
+
+    @cached_property
+    def edges(self) -> list[int]:
+        """Returns the first token of each run of a rank's rows, but that of the sequence."""
+        edges = set()
+        for rank in self.ranks:
+            columns = np.sort(rank.rows[0][rank.rows[0] >= 0] % self.length)
+            edges |= {int(x) for x in columns if x and x - 1 not in columns}
+        return sorted(edges)
+
+    def holder(self, token: int) -> int:
+        """Returns the rank that has a token of the first row."""
+        return next(i for i, x in enumerate(self.ranks) if (x.rows % self.length == token).any())
 
     def begins(self) -> Place:
         """Returns where the first layer that differs does so: the rank, the layer, the token."""

@@ -95,6 +95,17 @@ def grad_norm(model: nn.Module) -> float:
     return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
 
+def save(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Returns the states of both."""
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+
+def load(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Loads the states of both."""
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+
+
 def documents_of(batch: dict[str, Tensor]) -> Tensor:
     """Returns the number of the document of each position, int64 (S,)."""
     ids = batch["input_ids"]

@@ -7,6 +7,7 @@ hold NumPy arrays only. The first requests are ``join``, ``load`` and ``build``.
 
 from __future__ import annotations
 
+import copy
 import faulthandler
 import hashlib
 import os
@@ -36,6 +37,9 @@ Array = NDArray[Any]
 BASE = 1 << 24  # of the numbers that stand for rows where a batch is dealt to learn how
 WEIGHTS_SEED = 0
 inside = False  # this process is one of a verification
+# Columns of logits that are told one by one; those of a larger vocabulary become one.
+COLUMNS = 4096
+_LR, _MOMENTUM = 0.01, 0.9  # of the steps of a resumed training
 _GROUP_TIMEOUT = timedelta(minutes=30)  # the parent ends what hangs
 # What wrappers put in front of the names of modules and parameters.
 _WRAPPED = "module.", "_fsdp_wrapped_module.", "_orig_mod.", "_checkpoint_wrapped_module."
@@ -47,7 +51,8 @@ class Observation:
 
     Attributes:
         rows: (B', R) the place of each row in the flattened batch; -1 is padding.
-        logits: (B', R, V), fp64.
+        logits: (B', R, V), fp64; of a large vocabulary the first COLUMNS, and the logarithm of the
+            sum of the exponentials of the others.
         loss: of this process, None if the target has none.
         gradients: name -> whole gradient, fp64, after the reduction.
         norm: of the gradients, as the target computes it.
@@ -129,6 +134,8 @@ class Process:
             "weights": weights,
             "vocabulary": self.target.constants.get("VOCABULARY") or named or next(iter(sizes), 0),
             "dtype": str(next((x.dtype for x in self.model.parameters()), torch.float32)),
+            "positions": getattr(config, "max_position_embeddings", None),
+            "generates": "generate" in self.target.functions,
             "own_reference": "reference" in self.target.functions,
             "constants": {k: v for k, v in self.target.constants.items() if v is not None},
         }
@@ -155,12 +162,16 @@ class Process:
         training: bool = False,
         layers: bool = False,
         seed: int = 0,
+        padding: int | None = None,
     ) -> Observation:
-        """Runs a forward, and a backward, of a batch that every process holds."""
+        """Runs a forward, and a backward, of a batch that every process holds; ``padding``: a token
+        that padded rows hold in place of the target's."""
         model = self.exact if exact else self.model
         assert model is not None, "only the process that runs alone has it"
         whole = {name: torch.from_numpy(x).to(self.device) for name, x in batch.items()}
         mine, rows = self._dealt(whole)
+        if padding is not None:
+            mine["input_ids"][torch.from_numpy(rows < 0)] = padding
         model.train(training)
         model.zero_grad()
         torch.manual_seed(seed if self.rank < 0 else seed + self.rank)
@@ -171,7 +182,7 @@ class Process:
                 out = self._step(model, mine)
             logits, loss = out.get("logits"), out.get("loss")
             if isinstance(logits, Tensor):
-                result.logits = as_array(logits)
+                result.logits = as_array(_columns(logits))
             if isinstance(loss, Tensor):
                 result.loss = float(as_array(loss))
                 if backward:
@@ -179,6 +190,46 @@ class Process:
         if backward and isinstance(loss, Tensor):
             self._collect(model, result)
         return result
+
+    def resume(self, batches: list[dict[str, Array]], exact: bool = False) -> list[float]:
+        """Trains for a step on each batch but the last; returns the losses of the last two, first
+        of a run without a stop, then of one that stops after its first step: its state is saved,
+        and loaded into a model and an optimizer that are new."""
+        first, again = self._training(exact), self._training(exact)
+        around = self.target.context() if self.rank >= 0 else nullcontext()
+        with in_double() if exact else nullcontext(), around:
+            self._train(*first, batches[0])
+            # A copy: the run goes on.
+            state = copy.deepcopy(self.target.call("save", *first))
+            losses = [self._train(*first, batch) for batch in batches[1:]]
+            self.target.call("load", *again, state)
+            return losses + [self._train(*again, batch) for batch in batches[1:]]
+
+    def _training(self, exact: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = self._built("build" if self.rank >= 0 else "reference")
+        model = self.target.call("prepare", model) if self.rank >= 0 else model
+        model = model.double() if exact else model
+        return model, torch.optim.SGD(model.parameters(), lr=_LR, momentum=_MOMENTUM)
+
+    def _train(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Array]
+    ) -> float:
+        model.eval()  # no dropout
+        model.zero_grad()
+        whole = {name: torch.from_numpy(x).to(self.device) for name, x in batch.items()}
+        loss: Tensor = self._step(model, self._dealt(whole)[0])["loss"]
+        loss.backward()
+        if self.rank >= 0:
+            self.target.call("reduce", model)
+        optimizer.step()
+        return float(as_array(loss))
+
+    def generate(self, ids: Array, new: int) -> Array:
+        """Returns what the target's own function generates after ``ids``, (B, S + new)."""
+        self.model.eval()
+        with torch.no_grad():
+            tokens = self.target.call("generate", self.model, torch.from_numpy(ids), new)
+        return as_array(tokens)
 
     def _step(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:
         out = self.target.call("step", model, batch)
@@ -208,6 +259,14 @@ class Process:
             return whole, as_array(numbers)
         rows = self.target.call("shard", whole | {"input_ids": numbers + BASE})["input_ids"]
         return self.target.call("shard", whole), as_array((rows - BASE).clamp(min=-1))
+
+
+def _columns(logits: Tensor) -> Tensor:
+    if logits.shape[-1] <= COLUMNS:
+        return logits
+    # The mean cross entropy of labels below COLUMNS is as before.
+    rest = logits[..., COLUMNS:].detach().double().logsumexp(-1, keepdim=True)
+    return torch.cat([logits[..., :COLUMNS].detach().double(), rest], -1)
 
 
 @contextmanager

@@ -11,6 +11,8 @@ context     ``context()``: a context manager around a forward and its backward
 step        ``step(model, batch)``: a forward; returns {"logits": ..., "loss": ...}
 reduce      ``reduce(model)``: sums or averages gradients, if no wrapper does
 grad_norm   ``grad_norm(model)``: the norm of all gradients, as the training clips it
+save        ``save(model, optimizer)``: the state of a training, of this rank
+load        ``load(model, optimizer, state)``: puts it into a model and an optimizer that are new
 generate    ``generate(model, input_ids, new)``: the tokens with ``new`` more ones, greedily
 
 ``build()`` may return ``(model, shard)`` instead of a function ``shard`` beside it. Constants:
@@ -52,7 +54,8 @@ ADAPTERS = {
 }
 DEFAULT = "ring"
 _FUNCTIONS = (
-    "reference", "prepare", "shard", "context", "step", "reduce", "grad_norm", "generate",
+    "reference", "prepare", "shard", "context", "step", "reduce", "grad_norm", "save", "load",
+    "generate",
 )  # fmt: skip
 _CONSTANTS = "LOSS", "UNIT", "BATCH", "VOCABULARY", "SEQ_LEN"
 

@@ -29,15 +29,22 @@ def causality(evidence: Evidence) -> Iterator[Finding]:
         cases.append(evidence.packed)
     for case in cases:
         for kind, token, row in wrong_dependence(evidence, case):
-            rank = next(i for i, x in enumerate(case.ranks) if (x.rows % case.length == row).any())
+            rank = case.holder(row)
             verb = "does not depend" if kind == "lost-keys" else "depends"
             what = f"the logits of token {row} on rank {rank} {verb} on token {token}"
-            yield evidence.finding("causality", kind, what, rank=rank, token=row)
+            yield evidence.finding(
+                "causality", kind, what, after=("documents",), rank=rank, token=row
+            )
             return
 
 
-def wrong_dependence(evidence: Evidence, case: Comparison) -> Iterator[Dependence]:
-    """Generates dependences of rows on tokens that one process has not, or that only it has."""
+def wrong_dependence(evidence: Evidence, case: Comparison) -> list[Dependence]:
+    """Returns dependences of rows on tokens that one process has not, and then those that only it
+    has: a wrong mask makes both."""
+    return sorted(_dependences(evidence, case), key=lambda x: x[0] == "lost-keys")
+
+
+def _dependences(evidence: Evidence, case: Comparison) -> Iterator[Dependence]:
     documents = batches.document_of(case.batch)
     for token in _tokens(case):
         batch = batches.changed(case.batch, token, evidence.sizes.vocabulary)
@@ -61,12 +68,9 @@ def _change(case: Comparison, before: Array, after: list[Observation]) -> Array:
 def _tokens(case: Comparison) -> list[int]:
     """Returns tokens to change: the first and the last of each rank's runs of positions, and those
     beside the boundaries of documents."""
-    edges = {0, case.length - 2}
-    for rank in case.ranks:
-        columns = np.sort(rank.rows[0][rank.rows[0] >= 0] % case.length)
-        # A striped rank has as many runs as rows; two are enough.
-        begins = [x for x in columns if x - 1 not in columns][:2]
-        edges |= {int(x) for x in begins} | {int(x) - 1 for x in begins if x}
+    # Striped ranks have as many runs as rows; two of each are enough.
+    begins = case.edges[: 2 * len(case.ranks)]
+    edges = {0, case.length - 2, *begins, *(x - 1 for x in begins)}
     ends = case.batch.get("cu_seqlens", np.zeros(0, dtype=np.int64))[1:-1]
     edges |= {int(x) for x in ends} | {int(x) - 1 for x in ends}
     return sorted(edges)

@@ -1,4 +1,5 @@
-"""What the probes of one verification share: the processes, the sizes and the batches."""
+"""What the probes of one verification share: the processes, the sizes, the batches and the
+findings."""
 
 from __future__ import annotations
 
@@ -11,9 +12,12 @@ from ringray.verification import batches
 from ringray.verification.batches import Sizes
 from ringray.verification.compare import Comparison
 from ringray.verification.mistakes import MISTAKES
-from ringray.verification.process import Array
+from ringray.verification.process import COLUMNS, Array
 from ringray.verification.verdict import Finding
-from ringray.verification.world import World
+from ringray.verification.world import FailedRank, World
+
+# One mistake shows in many probes: what these find may be why the ones after them find something.
+_CAUSES = "logits", "router", "loss", "gradients"
 
 
 class Skip(Exception):
@@ -22,10 +26,11 @@ class Skip(Exception):
 
 @dataclass
 class Evidence:
-    """The processes of a target, and what they have computed."""
+    """The processes of a target, what they have computed, and what is wrong with it."""
 
     world: World
     cases: dict[str, Comparison] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
 
     @cached_property
     def constants(self) -> dict[str, Any]:
@@ -40,7 +45,7 @@ class Evidence:
         unit = constants["UNIT"] * self.world.ranks
         # Even for partitions that deal two blocks to each rank.
         unit = unit if constants["UNIT"] > 1 else 2 * unit
-        vocabulary = self.world.facts["vocabulary"]
+        vocabulary = min(self.world.facts["vocabulary"], COLUMNS)
         return Sizes(vocabulary, constants["BATCH"], unit, constants["SEQ_LEN"])
 
     def case(self, name: str, make: Callable[[Sizes], dict[str, Array]]) -> Comparison:
@@ -59,7 +64,33 @@ class Evidence:
         """Returns the comparison of packed documents."""
         return self.case("packed", batches.packed)
 
-    def finding(self, probe: str, mistake: str, what: str, **facts: Any) -> Finding:
-        """Returns a finding whose sentence names the kind of mistake."""
-        sentence = f"{what}; {MISTAKES[mistake]}" if mistake in MISTAKES else what
-        return Finding(probe, mistake, sentence, **facts)
+    def finding(
+        self,
+        probe: str,
+        mistake: str,
+        what: str,
+        *,
+        after: tuple[str, ...] | None = (),
+        **facts: Any,
+    ) -> Finding:
+        """Returns a finding whose sentence names the kind of mistake; none but ``follows`` if a
+        probe of ``after``, or one on whose results most others rest, has a finding; None: it rests
+        on nothing."""
+        before = () if after is None else _CAUSES + after
+        causes = [x.probe for x in self.findings if x.probe in before]
+        if causes:
+            mistake, sentence = "follows", f"{what}; {MISTAKES['follows']} {causes[0]}"
+        else:
+            sentence = f"{what}; {MISTAKES[mistake]}"
+        self.findings.append(Finding(probe, mistake, sentence, **facts))
+        return self.findings[-1]
+
+    def failed(self, probe: str, error: FailedRank) -> None:
+        """Adds the finding of ranks that fail where others do not: in a training those would wait
+        for ever. Where several probes use a batch, the first one tells it."""
+        sentence = f"{error.what}; {MISTAKES[error.mistake]}"
+        if sentence not in [finding.sentence for finding in self.findings]:
+            rank = error.rank if error.rank >= 0 else None
+            self.findings.append(
+                Finding(probe, error.mistake, sentence, rank, details=error.details)
+            )

@@ -8,28 +8,34 @@ import numpy as np
 
 from ringray.verification import batches, mistakes
 from ringray.verification.compare import Comparison
+from ringray.verification.probes.causality import wrong_dependence
 from ringray.verification.probes.evidence import Evidence, Skip
 from ringray.verification.verdict import Finding
 
 
 def logits(evidence: Evidence) -> Iterator[Finding]:
     """Compares logits of whole sequences."""
-    yield from _compare(evidence, "logits", evidence.plain)
+    yield from compare(evidence, "logits", evidence.plain)
 
 
 def documents(evidence: Evidence) -> Iterator[Finding]:
     """Compares logits of packed documents."""
-    yield from _compare(evidence, "documents", evidence.packed)
+    yield from compare(evidence, "documents", evidence.packed)
 
 
-def padding(evidence: Evidence) -> Iterator[Finding]:
-    """Compares logits of sequences whose length the ranks do not divide."""
-    if evidence.constants["UNIT"] > 1:
-        raise Skip("it takes multiples only")
-    yield from _compare(evidence, "padding", evidence.case("padded", batches.padded))
+def positions(evidence: Evidence) -> Iterator[Finding]:
+    """Compares logits at the largest positions that the model has, beyond those of a shard."""
+    last = evidence.world.facts["positions"]
+    if last is None or last < 2 * evidence.sizes.tokens:
+        raise Skip("the model does not say how many positions it has")
+    batch = batches.plain(evidence.sizes)
+    batch["position_ids"] = batch["position_ids"] + last - evidence.sizes.tokens
+    case = Comparison(evidence.world, batch, backward=False)
+    yield from compare(evidence, "positions", case)
 
 
-def _compare(evidence: Evidence, probe: str, case: Comparison) -> Iterator[Finding]:
+def compare(evidence: Evidence, probe: str, case: Comparison, kind: str = "") -> Iterator[Finding]:
+    """Compares where rows are and what their logits are; ``kind`` of mistake, if known."""
     if case.exact.logits is None or case.ranks[0].logits is None:
         raise Skip("the target returns no logits")
     held = np.concatenate([rank.rows[rank.rows >= 0] for rank in case.ranks])
@@ -42,17 +48,13 @@ def _compare(evidence: Evidence, probe: str, case: Comparison) -> Iterator[Findi
     if case.error <= case.allowed:
         return
     place = case.begins()
-    kind = mistakes.of_logits(case) or _by_dependence(evidence, case)
+    kind = kind or mistakes.of_logits(case)
+    if not kind:
+        wrong = wrong_dependence(evidence, case)
+        # The second token is the first one that two keys of one rank can get wrong.
+        late = place.token is not None and place.token > 1
+        kind = wrong[0][0] if wrong else "keys-twice" if late else "attention"
     what = f"logits differ by {case.error:.1e}, allowed {case.allowed:.1e}, first at {place}"
     yield evidence.finding(
         probe, kind, what, **place._asdict(), error=case.error, allowed=case.allowed
     )
-
-
-def _by_dependence(evidence: Evidence, case: Comparison) -> str:
-    """Returns the kind of mistake that shows in which token changes which row."""
-    from ringray.verification.probes.causality import wrong_dependence
-
-    for kind, _, _ in wrong_dependence(evidence, case):
-        return kind
-    return "attention"

@@ -7,27 +7,32 @@ from collections.abc import Iterator
 import numpy as np
 
 from ringray.verification import mistakes
+from ringray.verification.compare import Comparison
 from ringray.verification.probes.evidence import Evidence, Skip
 from ringray.verification.verdict import Finding
 
 
 def gradients(evidence: Evidence) -> Iterator[Finding]:
     """Compares every gradient on every rank."""
-    case = evidence.plain
-    if not case.exact.gradients:
+    if not evidence.plain.exact.gradients:
         raise Skip("the target has no loss to go backward from")
+    yield from compare(evidence, "gradients", evidence.plain)
+
+
+def compare(evidence: Evidence, probe: str, case: Comparison) -> Iterator[Finding]:
+    """Compares the gradients of a batch."""
     allowed = case.allowed_gradient
-    worst = [max(case.gradient_errors(rank).values()) for rank in case.ranks]
+    worst = [max(case.gradient_errors(rank).values(), default=0.0) for rank in case.ranks]
     if max(worst) <= allowed:
         return
-    kind, name = mistakes.of_gradients(case)
     rank = int(np.argmax(worst))
+    kind, name = mistakes.of_gradients(case, rank)
     what = (
-        f"gradients differ by up to {max(worst):.1e}, allowed {allowed:.1e}; backward, {name} is "
-        "the first of them"
+        f"gradients on rank {rank} differ by up to {max(worst):.1e}, allowed {allowed:.1e}; "
+        f"backward, {name} is the first of them"
     )
     yield evidence.finding(
-        "gradients", kind, what, rank=rank, layer=name, error=max(worst), allowed=allowed
+        probe, kind, what, rank=rank, layer=name, error=max(worst), allowed=allowed
     )
 
 
@@ -44,6 +49,9 @@ def norm(evidence: Evidence) -> Iterator[Finding]:
         error = abs(rank.norm - want) / max(want, 1e-30)
         allowed = max(case.allowed_gradient, 1e-5)
         if not error <= allowed:
-            what = f"the norm of the gradients is {rank.norm:.6g}, of one process {want:.6g}"
+            what = (
+                f"the norm of the gradients is {rank.norm:.6g} on rank {number}, of one process "
+                f"{want:.6g}"
+            )
             yield evidence.finding("norm", "norm", what, rank=number, error=error, allowed=allowed)
             return

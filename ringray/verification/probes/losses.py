@@ -10,57 +10,86 @@ from ringray.verification import batches, mistakes
 from ringray.verification.compare import Comparison
 from ringray.verification.probes.evidence import Evidence, Skip
 from ringray.verification.verdict import Finding
+from ringray.verification.world import Refused
+
+# Kinds of mistakes that are made at the edges of shards.
+_IN_SHARDS = "labels-in-shards", "labels-rolled", "labels-ahead"
+
+
+def router(evidence: Evidence) -> Iterator[Finding]:
+    """Compares what a loss has beside cross entropy and does not depend on labels: the loss that
+    balances the experts of a router."""
+    case = evidence.plain
+    _check(case)
+    if case.exact.logits is None or not mistakes.beside(case):
+        raise Skip("the loss is cross entropy alone")
+    if mistakes.labels_matter(case):
+        raise Skip("what the loss has beside cross entropy depends on labels")
+    if case.losses_differ and case.error <= case.allowed:
+        yield from compare(evidence, "router", case)
 
 
 def loss(evidence: Evidence) -> Iterator[Finding]:
     """Compares losses of whole sequences and of packed documents."""
-    yield from _compare(evidence, "loss", evidence.plain)
+    yield from compare(evidence, "loss", evidence.plain)
+    try:
+        case = evidence.packed
+    except Refused:  # the probe of documents says so
+        return
+    yield from compare(evidence, "loss", case, after=("documents",))
 
 
 def uneven(evidence: Evidence) -> Iterator[Finding]:
-    """Compares losses of a batch with many labels on one rank and few on another."""
-    yield from _compare(evidence, "uneven", evidence.case("uneven", batches.uneven))
+    """Compares losses of a batch with many labels on one rank and few on another, and of one all of
+    whose labels are on the first rank."""
+    _check(evidence.plain)
+    yield from compare(evidence, "uneven", evidence.case("uneven", batches.uneven))
+    rows = evidence.plain.ranks[0].rows
+    case = Comparison(evidence.world, batches.labelled(evidence.plain.batch, rows))
+    yield from compare(evidence, "uneven", case, after=("uneven",))
 
 
 def labels(evidence: Evidence) -> Iterator[Finding]:
     """Changes labels at the edges of shards, one at a time: the loss changes as in one process."""
     case = evidence.plain
-    before = _losses(evidence, case)
-    if abs(before[1] - before[0]) > _allowed(case):
+    _check(case)
+    if case.losses_differ:
         raise Skip("the loss differs")
-    edges = set()
-    for rank in case.ranks:
-        columns = np.sort(rank.rows[0][rank.rows[0] >= 0] % case.length)
-        edges |= {int(x) for x in columns if x and x - 1 not in columns}
-    for token in sorted(edges)[:4]:
-        tokens = case.batch["labels"].copy()
-        tokens[:, token] = (tokens[:, token] + 1) % evidence.sizes.vocabulary
-        batch = batches.batch(case.batch["input_ids"], labels=tokens)
-        want, got = _losses(evidence, Comparison(evidence.world, batch, backward=False))
-        gap = abs((got - before[1]) - (want - before[0]))
-        if gap > 4 * _allowed(case):
+    for token in case.edges[:4]:
+        want, got = mistakes.label_changes(case, token)
+        assert case.exact.loss is not None
+        if abs(got - want) > 4 * case.allowed_loss * abs(case.exact.loss):
             what = f"the label of token {token}, the first of a shard, counts otherwise"
-            yield evidence.finding("labels", "labels-in-shards", what, token=token, error=gap)
+            rank = case.holder(token)
+            yield evidence.finding("labels", "labels-in-shards", what, rank=rank, token=token)
             return
 
 
-def _compare(evidence: Evidence, probe: str, case: Comparison) -> Iterator[Finding]:
-    want, got = _losses(evidence, case)
-    if not abs(got - want) <= _allowed(case):
-        kind = "loss"
-        if case.exact.logits is not None and case.error <= case.allowed:
-            kind = mistakes.of_loss(case, got)
-        what = f"the loss is {got:.6g}, of one process {want:.6g}"
-        error, allowed = abs(got - want) / max(abs(want), 1e-30), case.allowed_loss
-        yield evidence.finding(probe, kind, what, error=error, allowed=allowed)
+def compare(
+    evidence: Evidence, probe: str, case: Comparison, after: tuple[str, ...] = ()
+) -> Iterator[Finding]:
+    """Compares the losses of a batch."""
+    _check(case)
+    if not case.losses_differ:
+        return
+    assert case.exact.loss is not None
+    kind = "loss"
+    if case.exact.logits is not None and case.error <= case.allowed:
+        kind = mistakes.of_loss(case)
+    what = f"the loss is {case.loss:.6g}, of one process {case.exact.loss:.6g}"
+    facts: dict[str, int] = {}
+    if kind in _IN_SHARDS and case.edges:
+        facts = {"rank": case.holder(case.edges[0] - 1), "token": case.edges[0] - 1}
+        what += f", first at rank {facts['rank']}, token {facts['token']}"
+    elif kind == "not-finite":
+        facts = {"rank": next(i for i, x in enumerate(case.ranks) if not np.isfinite(x.loss))}  # type: ignore[arg-type]
+        what += f", on rank {facts['rank']}"
+    error = abs(case.loss - case.exact.loss) / max(abs(case.exact.loss), 1e-30)
+    yield evidence.finding(
+        probe, kind, what, after=after, **facts, error=error, allowed=case.allowed_loss
+    )
 
 
-def _losses(evidence: Evidence, case: Comparison) -> tuple[float, float]:
+def _check(case: Comparison) -> None:
     if case.exact.loss is None or case.ranks[0].loss is None:
         raise Skip("the target returns no loss")
-    return case.exact.loss, case.loss(evidence.constants["LOSS"])
-
-
-def _allowed(case: Comparison) -> float:
-    assert case.exact.loss is not None
-    return case.allowed_loss * max(abs(case.exact.loss), 1e-30)
