@@ -117,4 +117,3 @@ def _check(
     make_adapter(adapter)  # says what is wrong with it
     if device == "cuda" and (gpus := torch.cuda.device_count()) < ranks:
         raise TargetError(f"device: cuda needs a GPU for each of {ranks} ranks, here are {gpus}")
-

@@ -14,7 +14,6 @@ from torch import Tensor
 from ringray.nn import attention
 from ringray_kernels import api, checks
 
-
 # Products of tokens with the weights of their experts; PyTorch has none in fp64.
 _GROUPED = (F, "grouped_mm"), (torch, "_grouped_mm")
 
