@@ -8,10 +8,8 @@ from typing import Any
 
 # What to look at next, by the kind of mistake.
 ADVICE = {
-    "own-shard": "whether the attention of this layer is routed over the ring at all: an "
-    "implementation of its own calls neither SDPA nor our op",
-    "positions-restart": "position_ids: pass those of the shard, ringray.local_positions, for "
-    "without them a model counts from 0",
+    "own-shard": "the attention of this layer: is it routed over the ring at all",
+    "positions-restart": "position_ids: pass those of the shard; without them models count from 0",
     "positions-contiguous": "position_ids: deal them as the token ids are, by the same partition",
     "positions-packed": "position_ids: begin anew with each document before the batch is dealt",
     "documents": "cu_seqlens: the boundaries of the whole sequence, the same on every rank",
@@ -21,8 +19,7 @@ ADVICE = {
     "lost-keys": "the hops of the ring, and windows: which ranks' keys does this row see",
     "attention": "the scale, the merge of hops, and the rotary positions of this layer",
     "not-finite": "rows that see no key, and padding: their maximum is -inf",
-    "mean-of-means": "the loss: sum it over ranks and divide by the labels of all ranks, as "
-    "ringray.sharded_cross_entropy does",
+    "mean-of-means": "the loss: divide by the labels of all ranks, as sharded_cross_entropy does",
     "labels-in-shards": "labels: shift them before the batch is dealt",
     "labels-rolled": "labels: shift them before the batch is dealt",
     "labels-documents": "labels: the last token of a document has none",
@@ -98,25 +95,18 @@ class Verdict:
         return 0 if self.right else 1
 
     @property
-    def sentences(self) -> list[str]:
-        """Returns those of the findings."""
-        return [finding.sentence for finding in self.findings]
-
-    @property
     def title(self) -> str:
         """Returns the result in a line."""
-        word = "right" if self.right else "WRONG"
         kinds = dict.fromkeys(finding.mistake for finding in self.findings)
-        names = f": {', '.join(kinds)}" if kinds else ""
-        return f"{self.target} on {self.ranks} ranks, by {self.adapter}: {word}{names}"
+        result = "right" if self.right else f"WRONG: {', '.join(kinds)}"
+        return f"{self.target} on {self.ranks} ranks, by {self.adapter}: {result}"
 
     def as_json(self) -> dict[str, Any]:
         """Returns plain data; an error that is not finite is null."""
         data: dict[str, Any] = asdict(self) | {"right": self.right}
         for finding in data["findings"]:
-            for name in ("error", "allowed"):
-                if finding[name] is not None and not isfinite(finding[name]):
-                    finding[name] = None
+            if not isfinite(finding["error"] or 0.0):
+                finding["error"] = None
         return data
 
     def __str__(self) -> str:

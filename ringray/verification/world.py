@@ -98,11 +98,9 @@ class _Child:
         try:
             answer: tuple[Any, ...] = self.connection.recv()
         except (EOFError, OSError):
-            try:
-                code = self.process.wait(_STACKS)
-            except subprocess.TimeoutExpired:
-                return "ended", "closes its connection", self.written()
-            return "ended", f"ends with exit code {code}", self.written()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(_STACKS)
+            answer = "ended", f"ends with exit code {self.process.returncode}", self.written()
         return answer
 
 
@@ -210,7 +208,7 @@ class World:
         limit: float,
     ) -> None:  # fmt: skip
         """Raises the error of processes that failed."""
-        doing = _REQUESTS[request]
+        doing = _REQUESTS.get(request, request)
         failed = {rank: answer for rank, answer in answers.items() if answer[0] != "ok"}
         if len(failed) == len(children) and all(x[0] == "error" for x in failed.values()):
             kind, text, where = failed[min(failed)]
@@ -225,27 +223,20 @@ class World:
         # A rank that has ended takes the connections of others with it.
         rank = min(failed, key=lambda x: (failed[x][0] != "ended", x))
         kind, text, where = failed[rank]
-        name = next(child.name for child in children if child.rank == rank)
-        what = f"{name} {'raises ' * (kind == 'error')}{text} in {doing}"
+        what = f"{_name(rank)} {'raises ' * (kind == 'error')}{text} in {doing}"
         what += f", which {others} did not" * bool(others)
         raise FailedRank(what, rank, f"{where}\n{details}".strip())
 
     def _stacks(self, silent: list[_Child]) -> str:
         """Returns the stacks of the threads of processes."""
-        begins = [child.size for child in silent]
+        begins = [(child, child.size) for child in silent]
         for child in silent:
             child.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACKS
-        while time.monotonic() < deadline and any(
-            child.size == begin for child, begin in zip(silent, begins, strict=True)
-        ):
+        while time.monotonic() < deadline and any(x.size == begin for x, begin in begins):
             time.sleep(0.05)
         time.sleep(0.2)  # a stack is written in several parts
-        stacks = (
-            f"-- {child.name}:\n{child.written(begin)}"
-            for child, begin in zip(silent, begins, strict=True)
-        )
-        return "\n".join(stacks)
+        return "\n".join(f"-- {x.name}:\n{x.written(begin)}" for x, begin in begins)
 
     def _start(self, started: list[int]) -> None:
         with socket.socket() as probe:
@@ -266,9 +257,8 @@ class World:
         patience = max(LIMIT, _SLOW * (time.monotonic() - begin))
         self.limit = self.limit or patience
         # Most of an import is that of libraries, whatever the limit of a step.
-        self._first(
-            started, "load", max(patience, self.limit), text=self.target, adapter=self.adapter
-        )
+        patience = max(patience, self.limit)
+        self._first(started, "load", patience, text=self.target, adapter=self.adapter)
         built = self._first(started, "build", self.limit)
         facts = dict(zip(started, built, strict=True))
         self.facts = self.facts or facts[ALONE]

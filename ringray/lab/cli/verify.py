@@ -53,21 +53,14 @@ def _page(verdict: Verdict) -> str:
 
     answer = Text(verdict.title, "good" if verdict.right else "bad")
     rows = [[name, *result.partition(": ")[::2]] for name, result in verdict.probes.items()]
-    sections = [
-        Section("Verdict", [answer, PageTable("What was tried", ("probe", "result", "why"), rows)])
-    ]
-    findings = [
-        Section(
-            f"{finding.probe}: {finding.mistake}",
-            [
-                Text(finding.sentence, "bad"),
-                Facts([("where", finding.place or "–"), ("look at", finding.advice)]),
-                *([Code(finding.details)] if finding.details else []),
-            ],
-        )
-        for finding in verdict.findings
-    ]
-    if findings:
-        sections.append(Section("Findings", findings))
+    probes = PageTable("What was tried", ("probe", "result", "why"), rows)
+    findings = []
+    for finding in verdict.findings:
+        facts = Facts([("where", finding.place or "–"), ("look at", finding.advice)])
+        blocks = [Text(finding.sentence, "bad"), facts, Code(finding.details)]
+        title = f"{finding.probe}: {finding.mistake}"
+        findings.append(Section(title, blocks if finding.details else blocks[:2]))
+    sections = [Section("Verdict", [answer, probes]), Section("Findings", findings)]
+    sections = sections[: 1 + bool(findings)]
     about = f"ringray {__version__}, {verdict.ranks} ranks, in {verdict.seconds:.0f} s"
     return render(f"ringray verify {verdict.target}", sections, about)
