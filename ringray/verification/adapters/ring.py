@@ -3,7 +3,6 @@ others in ``ringray.context_parallel``, which routes their ``scaled_dot_product_
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -52,7 +51,7 @@ class RingAdapter:
         self.seq_len, self.documents = batch["input_ids"].shape[_SEQUENCE], batch.get("cu_seqlens")
         self.route()
         options: dict[str, Any] = {"group": self.group, "partition": self.partition}
-        if is_transformers(self.model):
+        if defaults.is_transformers(self.model):
             from ringray.models import huggingface
 
             names = "input_ids", "labels", "position_ids", "cu_seqlens"
@@ -80,7 +79,7 @@ class RingAdapter:
     def route(self) -> None:
         """Puts Hugging Face models, or modules with our attention, on the ring."""
         for model in self.models:
-            if is_transformers(model):
+            if defaults.is_transformers(model):
                 from ringray.models import huggingface
 
                 huggingface.register()
@@ -90,7 +89,7 @@ class RingAdapter:
 
     def context(self) -> AbstractContextManager[Any]:
         """Routes attention over the ring, where the model does not do so itself."""
-        if not self.seq_len or is_transformers(self.model) or _attention_of(self.model):
+        if not self.seq_len or defaults.is_transformers(self.model) or _attention_of(self.model):
             return nullcontext()
         return ringray.context_parallel(
             group=self.group, partition=self.dealt, transport=self.transport,
@@ -125,7 +124,7 @@ class RingAdapter:
 
     def _alone(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns a batch for one process, whose model may be made for a ring."""
-        if is_transformers(model):
+        if defaults.is_transformers(model):
             from ringray.models import huggingface
 
             if model.config._attn_implementation == huggingface.NAME:  # type: ignore[union-attr]
@@ -133,12 +132,6 @@ class RingAdapter:
         for part in _attention_of(model):
             part.partition = _WITHOUT_PADDING
         return batch | {"seq_len": batch["input_ids"].shape[_SEQUENCE]}
-
-
-def is_transformers(model: nn.Module) -> bool:
-    """Tells whether it is a model of transformers, which is imported where there is one."""
-    hf = sys.modules.get("transformers.modeling_utils")
-    return hf is not None and isinstance(model, hf.PreTrainedModel)
 
 
 def _attention_of(model: nn.Module) -> list[ContextParallelAttention]:

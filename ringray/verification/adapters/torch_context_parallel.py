@@ -20,7 +20,6 @@ from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._context_parallel import _attention as torch_ring
 
 from ringray.verification import defaults
-from ringray.verification.adapters.ring import is_transformers
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -42,7 +41,7 @@ class TorchContextParallel:
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Forms the mesh of all ranks."""
-        self.transformers = is_transformers(model)
+        self.transformers = defaults.is_transformers(model)
         device = next(model.parameters()).device.type
         self.mesh = init_device_mesh(device, (dist.get_world_size(),))
         torch_ring.set_rotate_method(self.rotation)

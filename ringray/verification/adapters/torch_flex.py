@@ -22,7 +22,6 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
 from ringray.verification import defaults
-from ringray.verification.adapters.ring import is_transformers
 
 _ROWS = 2  # dimension of q, k and v (B, heads, S, D)
 _BLOCK = 128  # tokens of a block of the mask: ranks hold whole ones
@@ -48,7 +47,7 @@ class TorchFlex:
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Forms the mesh of all ranks, and puts the hooks on FlexAttention."""
-        self.transformers = is_transformers(model)
+        self.transformers = defaults.is_transformers(model)
         device = next(model.parameters()).device.type
         self.mesh = init_device_mesh(device, (dist.get_world_size(),))
         kinds = torch_ring._ContextParallel.AttentionType

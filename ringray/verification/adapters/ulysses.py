@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ringray.verification.adapters.ring import is_transformers
+from ringray.verification import defaults
 from ringray.verification.target import installed
 
 
@@ -23,7 +23,7 @@ class UlyssesAdapter:
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Registers Ulysses in the place of the model's attention."""
-        if not is_transformers(model):
+        if not defaults.is_transformers(model):
             raise ValueError(f"got {type(model).__name__}, expected a model of transformers")
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
