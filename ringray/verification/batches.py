@@ -77,7 +77,7 @@ def batch(
     and ``position_ids`` (from 0 in each document), each int64 (B, S); with documents
     ``cu_seqlens``, int32.
     """
-    labels = ids.copy() if labels is None else labels
+    labels = ids.copy() if labels is None else labels.copy()
     ends = [0, ids.shape[1]] if documents is None else [*documents]
     following = np.full_like(labels, IGNORED)
     following[:, :-1] = labels[:, 1:]
@@ -85,6 +85,9 @@ def batch(
     for begin, end in pairwise(ends):
         # The last token of a document predicts nothing.
         following[:, end - 1] = IGNORED
+        # Models that shift labels themselves do not see where documents begin.
+        if begin:
+            labels[:, begin] = IGNORED
         positions[:, begin:end] = np.arange(end - begin)
     tensors = {"input_ids": ids, "labels": labels, "shift_labels": following}
     tensors["position_ids"] = positions

@@ -204,7 +204,6 @@ def _losses(case: Comparison) -> Iterator[tuple[str, float]]:
     yield "mean-of-means", float(np.mean([x for x in means if np.isfinite(x)]))
     total = _mean(logits, labels) * int((labels != IGNORED).sum())
     yield "padding-counted", total / labels.size
-    plain = case.batch["labels"]
     ignoring = case.batch["labels"].ravel()
     for name, roll in (("labels-in-shards", False), ("labels-rolled", True)):
         shifted = np.full_like(ignoring, IGNORED)
@@ -215,8 +214,8 @@ def _losses(case: Comparison) -> Iterator[tuple[str, float]]:
                 if roll:
                     shifted[held[-1:]] = ignoring[held[:1]]
         yield name, _mean(logits, shifted)
-    over = np.full_like(plain, IGNORED)
-    over[:, :-1] = plain[:, 1:]
+    over = np.full_like(case.batch["labels"], IGNORED)
+    over[:, :-1] = case.batch["input_ids"][:, 1:]
     yield "labels-documents", _mean(logits, over.ravel())
     # Labels and rows of padding, which only differ where there is such a row.
     yield "padding-counted", total / sum(rank.rows.size for rank in case.ranks)

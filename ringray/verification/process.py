@@ -195,15 +195,14 @@ class Process:
         """Trains for a step on each batch but the last; returns the losses of the last two, first
         of a run without a stop, then of one that stops after its first step: its state is saved,
         and loaded into a model and an optimizer that are new."""
-        first, again = self._training(exact), self._training(exact)
-        around = self.target.context() if self.rank >= 0 else nullcontext()
-        with in_double() if exact else nullcontext(), around:
-            self._train(*first, batches[0])
-            # A copy: the run goes on.
-            state = copy.deepcopy(self.target.call("save", *first))
-            losses = [self._train(*first, batch) for batch in batches[1:]]
-            self.target.call("load", *again, state)
-            return losses + [self._train(*again, batch) for batch in batches[1:]]
+        run = self._training(exact)
+        self._train(*run, batches[0], exact)
+        # A copy: the run goes on.
+        state = copy.deepcopy(self.target.call("save", *run))
+        losses = [self._train(*run, batch, exact) for batch in batches[1:]]
+        run = self._training(exact)
+        self.target.call("load", *run, state)
+        return losses + [self._train(*run, batch, exact) for batch in batches[1:]]
 
     def _training(self, exact: bool) -> tuple[nn.Module, torch.optim.Optimizer]:
         model = self._built("build" if self.rank >= 0 else "reference")
@@ -212,13 +211,20 @@ class Process:
         return model, torch.optim.SGD(model.parameters(), lr=_LR, momentum=_MOMENTUM)
 
     def _train(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: dict[str, Array]
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batch: dict[str, Array],
+        exact: bool,
     ) -> float:
         model.eval()  # no dropout
         model.zero_grad()
         whole = {name: torch.from_numpy(x).to(self.device) for name, x in batch.items()}
-        loss: Tensor = self._step(model, self._dealt(whole)[0])["loss"]
-        loss.backward()
+        mine = self._dealt(whole)[0]
+        around = self.target.context() if self.rank >= 0 else nullcontext()
+        with in_double() if exact else nullcontext(), around:
+            loss: Tensor = self._step(model, mine)["loss"]
+            loss.backward()
         if self.rank >= 0:
             self.target.call("reduce", model)
         optimizer.step()

@@ -250,13 +250,12 @@ def _break_labels(dealt: dict[str, Tensor]) -> None:
         dealt["ahead"] = dealt["shift_labels"].roll(-1, 1)
     elif _bug == "shift_documents" and "cu_seqlens" in dealt:
         ends = torch.isin(dealt["places"], dealt["cu_seqlens"][1:-1] - 1)
-        # Any label will do: the oracle has none there.
         dealt["shift_labels"][:, ends] = _next_of(dealt, ends)
 
 
 def _next_of(dealt: dict[str, Tensor], ends: Tensor) -> Tensor:
-    """Returns the labels of the tokens after some, which other ranks may hold."""
-    every, labels = gathered(dealt["places"], 0), gathered(dealt["labels"], 1)
+    """Returns the tokens after some, which other ranks may hold."""
+    every, labels = gathered(dealt["places"], 0), gathered(dealt["input_ids"], 1)
     following = [int((every == place + 1).nonzero()[0]) for place in dealt["places"][ends]]
     return labels[:, following]
 

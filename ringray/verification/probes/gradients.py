@@ -39,7 +39,7 @@ def compare(evidence: Evidence, probe: str, case: Comparison) -> Iterator[Findin
 def norm(evidence: Evidence) -> Iterator[Finding]:
     """Compares the norm by which gradients are clipped, on every rank."""
     case = evidence.plain
-    if case.exact.norm is None:
+    if case.own.norm is None:
         raise Skip("the target has no gradients")
     # The reference's own: that of all its gradients, whatever the target's function computes.
     squares = sum(float(np.square(x).sum()) for x in case.exact.gradients.values())
@@ -47,7 +47,7 @@ def norm(evidence: Evidence) -> Iterator[Finding]:
     for number, rank in enumerate(case.ranks):
         assert rank.norm is not None
         error = abs(rank.norm - want) / max(want, 1e-30)
-        allowed = max(case.allowed_gradient, 1e-5)
+        allowed = max(case.allowed_gradient, 2 * abs(case.own.norm - want) / max(want, 1e-30), 1e-5)
         if not error <= allowed:
             what = (
                 f"the norm of the gradients is {rank.norm:.6g} on rank {number}, of one process "
