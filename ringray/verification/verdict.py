@@ -30,6 +30,20 @@ ADVICE = {
     "not-reduced": "the reduction of gradients over the ranks of the ring, not only over data",
     "gradient": "the backward of the layer that is named, and what it communicates",
     "norm": "clipping: it takes the norm after the reduction, over all ranks' shards",
+    "keys-twice": "tokens that several ranks hold, and hops that are merged twice",
+    "padding-seen": "the mask: rows of padding are keys of nobody",
+    "labels-ahead": "labels two or more ahead: shift them before the batch is dealt",
+    "rest-divided": "the loss beside cross entropy: which parts does the loss divide by the ranks",
+    "rest-multiplied": "the loss beside cross entropy: average it over ranks, as the rest is",
+    "router-loss": "the router's loss: sum the load of experts over ranks before it is multiplied",
+    "backward": "the backward of attention: the keys and values that it reads, and the gradients "
+    "that it sends to the ranks that hold them",
+    "dropout-equal": "the seed of dropout: another one on each rank",
+    "step": "the optimizer's parameters: those with gradients of all ranks, each once",
+    "resume": "what is saved: the model, the optimizer and its moments, of each rank its own",
+    "generation": "position_ids of new tokens: places in the whole sequence, and the cached keys "
+    "of all ranks",
+    "follows": "the finding before it first",
     "fails": "the traceback below",
     "hangs": "the stacks below: a collective that not every rank calls, or in another order",
 }
