@@ -145,7 +145,7 @@ def documents_of(batch: dict[str, Tensor]) -> Tensor:
 def attention_is(function: Callable[..., Any]) -> Iterator[None]:
     """Puts a function in the place of ``scaled_dot_product_attention`` of ``F``."""
     before = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = function  # type: ignore[assignment]
+    F.scaled_dot_product_attention = function
     try:
         yield
     finally:
@@ -157,7 +157,8 @@ def masked(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
     that know none. On ranks their adapter does."""
     if dist.get_world_size() > 1 or "cu_seqlens" not in batch:
         return nullcontext()
-    attention, document = F.scaled_dot_product_attention, documents_of(batch)
+    attention: Callable[..., Any] = F.scaled_dot_product_attention
+    document = documents_of(batch)
     seen = (document[:, None] == document).tril()
 
     def attend(*qkv: Tensor, is_causal: bool = False, **options: Any) -> Any:

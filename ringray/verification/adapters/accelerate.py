@@ -29,10 +29,12 @@ class AccelerateAdapter(TorchContextParallel):
         """Lets an ``Accelerator`` prepare the model."""
         from accelerate import Accelerator, FullyShardedDataParallelPlugin
         from accelerate.parallelism_config import ParallelismConfig, TorchContextParallelConfig
+        from accelerate.state import AcceleratorState
 
         handler = TorchContextParallelConfig(cp_comm_strategy=self.rotation)
         config = ParallelismConfig(cp_size=dist.get_world_size(), cp_handler=handler)
         device = next(model.parameters()).device.type
+        AcceleratorState._reset_state(reset_partial_state=True)  # it is one for each process
         if device == "cpu":
             self.accelerator = Accelerator(cpu=True)
             state = self.accelerator.state

@@ -16,4 +16,5 @@ class FsdpAdapter(DdpAdapter):
         """Shards the weights of each layer of the model's longest list, and the rest together."""
         for layer in layers_of(model):
             fully_shard(layer)
-        return fully_shard(model)
+        fully_shard(model)
+        return model

@@ -8,7 +8,7 @@ loop, merging and backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -79,11 +79,22 @@ class TorchContextParallel:
             if self.mesh.device_type != "cpu":
                 yield
                 return
-            with defaults.attention_is(self._on_cpus):
+            with defaults.attention_is(without_mask(self._on_cpus)):
                 yield
 
     def _on_cpus(
-        self,
+        self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None
+    ) -> Tensor:
+        assert self.mesh is not None
+        out: Tensor = _OnCpus.apply(q, k, v, self.mesh.get_group(), is_causal, scale)
+        return out
+
+
+def without_mask(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function with the arguments of ``scaled_dot_product_attention`` that calls
+    ``function(q, k, v, is_causal, scale)``, with as many heads in each, and refuses masks."""
+
+    def attend(
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -92,16 +103,14 @@ class TorchContextParallel:
         is_causal: bool = False,
         scale: float | None = None,
         enable_gqa: bool = False,
-    ) -> Tensor:
+    ) -> Any:
         if attn_mask is not None or dropout_p:
-            raise NotImplementedError("PyTorch's ring takes no mask, and on CPUs no dropout")
-        assert self.mesh is not None
-        key, value = (
-            x.repeat_interleave(query.shape[_HEADS] // x.shape[_HEADS], _HEADS)
-            for x in (key, value)
-        )
-        out: Tensor = _OnCpus.apply(query, key, value, self.mesh.get_group(), is_causal, scale)
-        return out
+            raise NotImplementedError("this adapter takes no mask and no dropout of attention")
+        groups = query.shape[_HEADS] // key.shape[_HEADS]
+        key, value = (x.repeat_interleave(groups, _HEADS) for x in (key, value))
+        return function(query, key, value, is_causal, scale)
+
+    return attend
 
 
 class _OnCpus(torch.autograd.Function):
@@ -121,8 +130,9 @@ class _OnCpus(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
         gradients = torch_ring._templated_ring_attention_backward(
-            ctx.group, _ROWS, _BACKWARD, grad, "grad_out", *ctx.saved_tensors,
-            is_causal=ctx.is_causal, dropout_p=0.0, scale=ctx.scale,
+            ctx.group, _ROWS, _BACKWARD, grad, "grad_out", q, k, v, out, lse, ctx.is_causal,
+            dropout_p=0.0, scale=ctx.scale,
         )  # fmt: skip
         return *gradients[:3], None, None, None

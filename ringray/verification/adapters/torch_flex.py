@@ -7,21 +7,24 @@ losses and gradients are left out there.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.experimental._context_parallel import _attention as torch_ring
 from torch.distributed.tensor.experimental._context_parallel._load_balancer import (
     _HeadTailLoadBalancer,
 )
 from torch.distributed.tensor.parallel import parallelize_module
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from ringray.verification import defaults
+from ringray.verification.adapters.torch_context_parallel import (
+    TorchContextParallel,
+    without_mask,
+)
 
 _ROWS = 2  # dimension of q, k and v (B, heads, S, D)
 _BLOCK = 128  # tokens of a block of the mask: ranks hold whole ones
@@ -34,27 +37,25 @@ class _Flex(nn.Module):
         return flex_attention(query, key, value, **options)
 
 
-class TorchFlex:
+class TorchFlex(TorchContextParallel):
     """Routes a model over FlexAttention."""
 
     UNIT, SEQ_LEN = _BLOCK, 2 * _BLOCK
 
     def __init__(self) -> None:
-        self.transformers = False
-        self.mesh: DeviceMesh | None = None
-        self.mask: BlockMask | None = None
+        super().__init__()
+        self.mask: Any = None
         self.attention: nn.Module = _Flex()
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Forms the mesh of all ranks, and puts the hooks on FlexAttention."""
-        self.transformers = defaults.is_transformers(model)
-        device = next(model.parameters()).device.type
-        self.mesh = init_device_mesh(device, (dist.get_world_size(),))
+        model = super().prepare(model)
+        assert self.mesh is not None
         kinds = torch_ring._ContextParallel.AttentionType
         style = torch_ring._ContextParallel(_ROWS, kinds.FLEX)
-        self.attention = parallelize_module(self.attention, self.mesh, style)
+        self.attention = parallelize_module(_Flex(), self.mesh, style)
         # Compiling takes longer than masks of these sizes do.
-        torch_ring._compiled_create_block_mask = create_block_mask
+        vars(torch_ring)["_compiled_create_block_mask"] = create_block_mask
         return model
 
     def shard(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -78,9 +79,11 @@ class TorchFlex:
             dealt["attention_mask"] = torch.ones_like(dealt["input_ids"])
         return dealt
 
-    def context(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def context(self) -> Iterator[None]:
         """Routes attention."""
-        return defaults.attention_is(self._attend)
+        with defaults.attention_is(without_mask(self._attend)):
+            yield
 
     def step(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward; on CPUs without a loss."""
@@ -89,18 +92,7 @@ class TorchFlex:
             out = defaults.step(model, batch)
         return out | {"loss": None} if on_cpus else out
 
-    def _attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        if attn_mask is not None or dropout_p or not is_causal:
-            raise NotImplementedError("expected causal attention without a mask and dropout")
-        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        return self.attention(query, key, value, block_mask=self.mask, **options)
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Any:
+        if not is_causal:
+            raise NotImplementedError("this adapter expects causal attention")
+        return self.attention(q, k, v, block_mask=self.mask, scale=scale)
