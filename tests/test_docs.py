@@ -37,7 +37,12 @@ OTHERS = {
     "source", "umask",
 }  # fmt: skip
 # Pages whose Python is run by tests.test_examples.
-RAN = {"README.md", "docs/huggingface.md", *(f"docs/{name}" for name, _ in RUN)}
+RAN = {
+    "README.md",
+    "docs/accelerate.md",
+    "docs/huggingface.md",
+    *(f"docs/{name}" for name, _ in RUN),
+}
 # Commands that take seconds, need neither a cluster nor a store, and print the same everywhere.
 CHEAP = ("advise", "validate", "schema", "plan", "verify")
 

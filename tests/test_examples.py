@@ -171,6 +171,20 @@ def test_pages_run(name: str, least: int) -> None:
     on_ring(2, (partial(page, name, least),))
 
 
+def test_the_snippets_of_training_tools_run() -> None:
+    for tool in ("accelerate", "torchtitan"):
+        pytest.importorskip(tool)
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    try:
+        names = executed("accelerate.md", least=2)
+    finally:  # what it keeps for the process
+        for state in (AcceleratorState, PartialState, GradientState):
+            state._reset_state()
+    assert names["loss"].isfinite()
+    assert names["titan"].model_spec.model.layers[0].attention.inner_attention.options == {}
+
+
 def test_the_snippets_of_hugging_face_run(tmp_path: Path) -> None:
     dist.init_process_group("gloo", init_method=(tmp_path / "store").as_uri(), rank=0, world_size=1)
     try:

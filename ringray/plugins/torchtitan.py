@@ -26,6 +26,7 @@ try:
     from torchtitan.models.common.attention import FlexAttention, VarlenAttention
     from torchtitan.models.common.decoder import Decoder
     from torchtitan.protocols.module import Module
+    from torchtitan.protocols.sharding import LocalMapConfig
 except ImportError as error:
     raise ImportError(
         f"ringray.plugins.torchtitan: {error}; pip install 'torchtitan>=0.3'"
@@ -109,6 +110,11 @@ def _join(model: nn.Module, parallel_dims: Any, parallelism: Any) -> None:
         )
     ring = parallel_dims.get_optional_mesh(["cp"], include_singleton_axes=True)
     for part in model.modules():
+        if isinstance(part, FlexAttention | VarlenAttention):
+            raise ValueError(
+                f"model: got {type(part).__name__} beside its layers, which would see the rows of "
+                "one rank only"
+            )
         if isinstance(part, RingInnerAttention):
             part.ring = ring
 
@@ -152,7 +158,7 @@ class RingInnerAttention(Module):
             """Builds the module, whose keys and values stay sharded: the ring sends them."""
             if (layout := self.sharding_config) is not None:
                 kept = layout.in_src_shardings
-                gradients = replace(layout.local_map, in_grad_placements=tuple(kept.values()))
+                gradients = LocalMapConfig(in_grad_placements=tuple(kept.values()))
                 layout = replace(layout, in_dst_shardings=kept, local_map=gradients)
             made = Module.Config.build(self, **arguments)
             made._sharding_config = layout
@@ -175,10 +181,10 @@ class RingInnerAttention(Module):
         **others: Any,
     ) -> Tensor:
         """Returns (B, L, N, H); ``attention_masks``: boundaries of documents."""
-        if self.ring is None:
-            raise ValueError("model: got one that was not parallelized, expected parallelize_fn")
         if names := [name for name, value in others.items() if value is not None]:
             raise ValueError(f"inner attention: got {', '.join(names)}, which a ring has not")
+        if self.ring is None:
+            raise ValueError("model: got one that was not parallelized, expected parallelize_fn")
         q, k, v = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
         out = ring_attention(
             q,

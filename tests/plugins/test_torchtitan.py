@@ -7,9 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("torchtitan")
 
@@ -41,3 +45,56 @@ def test_losses_are_those_of_its_own_attention_in_one_process() -> None:
     # With this backend torchtitan logs the sum of what every rank already has.
     both = [2 * loss for loss in want[:5]]
     assert ring["full_dtensor:5"] == pytest.approx(both, abs=2e-4)
+
+
+def parallelized(config: Any, **more: Any) -> None:
+    """What the Trainer does before its first step, so far as the ring is concerned."""
+    with torch.device("meta"):
+        model = config.model_spec.model.build()
+    options = {"context_parallel_load_balancer": "headtail", **more}
+    dims = SimpleNamespace(cp_enabled=True, get_optional_mesh=lambda *_, **__: None)
+    config.model_spec.parallelize_fn(
+        model, parallel_dims=dims, parallelism=SimpleNamespace(**options)
+    )
+
+
+def test_what_a_ring_has_not_is_refused() -> None:
+    """By a sentence, before anything is trained."""
+    from torchtitan.models import gpt_oss, llama3
+    from torchtitan.models.common.attention import ScaledDotProductAttention, VarlenAttention
+
+    from ringray.plugins.torchtitan import RingInnerAttention, use_ring
+
+    def config(inner: Any = None, registry: Any = llama3) -> Any:
+        spec = registry.model_registry("debugmodel")
+        spec.model.layers = spec.model.layers[:1]
+        if inner is not None:
+            spec.model.layers[0].attention.inner_attention = inner
+        return SimpleNamespace(model_spec=spec)
+
+    refused = partial(pytest.raises, ValueError)
+    with refused(match="without a decoder"):
+        use_ring(SimpleNamespace(model_spec=None))
+    with refused(match="ScaledDotProductAttention.Config.*expected FlexAttention.Config"):
+        use_ring(config(ScaledDotProductAttention.Config()))
+    with refused(match="window_size of .keys before a query or -1, 0."):
+        use_ring(config(VarlenAttention.Config(window_size=(4, 4))))
+    linear = config()
+    linear.model_spec.model.layers[0].attention = None
+    with refused(match="layer 0 without attention"):
+        use_ring(linear)
+    with refused(match="GptOssModel, which makes masks of its own"):
+        parallelized(use_ring(config(registry=gpt_oss)))
+    with refused(match="load_balancer: got 'ptrr', expected 'headtail'"):
+        parallelized(use_ring(config()), context_parallel_load_balancer="ptrr")
+    # Windows come over, and no module attends before it has its ring.
+    windowed = use_ring(config(VarlenAttention.Config(window_size=(4, 0))), transport="allgather")
+    inner = windowed.model_spec.model.layers[0].attention.inner_attention
+    assert (inner.window, inner.options) == (4, {"transport": "allgather"})
+    q = torch.zeros(1, 8, 2, 16)
+    made = inner.build()
+    assert isinstance(made, RingInnerAttention)
+    with refused(match="not parallelized"):
+        made(q, q, q)
+    with refused(match="got out_transform, which a ring has not"):
+        made(q, q, q, out_transform=lambda *_: q)
