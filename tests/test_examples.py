@@ -163,6 +163,7 @@ RUN = [
     ("training.md", 1),
     ("ten-minutes.md", 1),
     ("packed.md", 1),
+    ("rl.md", 1),
 ]
 
 

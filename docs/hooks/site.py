@@ -55,6 +55,7 @@ ORDER: dict[str, dict[str, str]] = {
         "Packed documents": "docs/packed.md",
         "Training": "docs/training.md",
         "Verifying a model": "docs/verify.md",
+        "RL and multi-token heads": "docs/rl.md",
         "Decoding": "docs/decoding.md",
         "Transports": "docs/transports.md",
     },
