@@ -75,10 +75,12 @@ def shift(
     with nullcontext() if comm is None else refusing(comm, once=True):
         if comm is not None:
             length = remembered(x) if length is None else length
-            length = _problem(x, by, dim, comm, partition, length, bounds, fill).length
+            length = _problem(x, comm, by, dim, partition, length, bounds).length
+            if not holds(x.dtype, fill):
+                raise ValueError(f"fill: got {fill!r}, which {x.dtype} cannot hold")
         needs_grad = torch.is_grad_enabled() and x.requires_grad
         place = by, dim, *spoken(partition), name, ranks, length, bounds
-        shifted = cast("Tensor", _shift(x, *place, fill, needs_grad)[0])
+        shifted = cast("Tensor", _shift(x, fill, needs_grad, *place)[0])
         return shifted if comm is None else remember(shifted, length, x.shape[dim] * ranks)
 
 
@@ -93,22 +95,13 @@ class _Problem(NamedTuple):
 
 
 def _problem(
-    x: Tensor,
-    by: int,
-    dim: int,
-    comm: Comm,
-    partition: Partitioning,
-    length: int | None,
-    cu_seqlens: Any,
-    fill: float = 0,
+    x: Tensor, comm: Comm, by: int, dim: int, partition: Partitioning, length: Any, cu_seqlens: Any
 ) -> _Problem:
     """Returns the shift of these arguments; raises ValueError if they do not fit."""
     if type(by) is not int:
         raise ValueError(f"by: got {by!r}, expected an integer number of tokens")
     dim, length = checked(x, comm, dim, partition, length)
     comm.check(x.device, staged=False)  # of messages, beside that of collectives
-    if not holds(x.dtype, fill):
-        raise ValueError(f"fill: got {fill!r}, which {x.dtype} cannot hold")
     documents = document_boundaries(cu_seqlens, len(x) if dim else 1)
     Mask(length, documents=documents)  # checks them
     # Beyond the sequence every shift is the same.
@@ -186,72 +179,41 @@ _PLACE = (
 )
 
 
+def _like(x: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 @operator(
-    f"shift(Tensor x, {_PLACE}, float fill, bool needs_grad) -> (Tensor shifted, Tensor call)",
-    fake=lambda x, *_: (
-        torch.empty_like(x, memory_format=torch.contiguous_format),
-        torch.empty((), dtype=torch.int64, device="cpu"),
-    ),
+    f"shift(Tensor x, float fill, bool needs_grad, {_PLACE}) -> (Tensor shifted, Tensor call)",
+    fake=lambda x, *_: (_like(x), torch.empty((), dtype=torch.int64, device="cpu")),
 )
-def _shift(
-    x: Tensor,
-    by: int,
-    dim: int,
-    name: str,
-    dealt: Tensor | None,
-    group: str | None,
-    ranks: int,
-    length: int | None,
-    cu_seqlens: Tensor | None,
-    fill: float,
-    needs_grad: bool,
-) -> tuple[Tensor, Tensor]:
+def _shift(x: Tensor, fill: float, needs_grad: bool, *place: Any) -> tuple[Tensor, Tensor]:
+    by, dim, name, dealt, group, ranks, *of_sequence = place
     comm, partition = connect_named(group, ranks), heard(name, dealt)
     with refusing(comm):
-        problem = _problem(x, by, dim, comm, partition, length, cu_seqlens, fill)
+        problem = _problem(x, comm, by, dim, partition, *of_sequence)
         exchange = _Exchange(x, problem, comm, fill)
-        agreed = AgreedCall(
-            "shift",
-            by=by,
-            shape=tuple(x.shape),
-            dtype=x.dtype,
-            dim=problem.dim,
-            partition=partition,
-            seq_len=problem.length,
-            cu_seqlens=problem.bounds,
-            fill=fill,
-            requires_grad=needs_grad,
-        )
-        call = torch.tensor(agree(comm, agreed), dtype=torch.int64, device="cpu")
+        values = {"by": by, "shape": tuple(x.shape), "dtype": x.dtype, "dim": problem.dim}
+        values |= {"partition": partition, "seq_len": problem.length, "fill": fill}
+        values |= {"cu_seqlens": problem.bounds, "requires_grad": needs_grad}
+        number = agree(comm, AgreedCall("shift", **values))
+        call = torch.tensor(number, dtype=torch.int64, device="cpu")
     return exchange.run(), call
 
 
-@operator(
-    f"shift_backward(Tensor grad, Tensor call, {_PLACE}) -> Tensor",
-    fake=lambda grad, *_: torch.empty_like(grad, memory_format=torch.contiguous_format),
-)
-def _shift_backward(
-    grad: Tensor,
-    call: Tensor,
-    by: int,
-    dim: int,
-    name: str,
-    dealt: Tensor | None,
-    group: str | None,
-    ranks: int,
-    length: int | None,
-    cu_seqlens: Tensor | None,
-) -> Tensor:
+@operator(f"shift_backward(Tensor grad, Tensor call, {_PLACE}) -> Tensor", fake=_like)
+def _shift_backward(grad: Tensor, call: Tensor, *place: Any) -> Tensor:
+    by, dim, name, dealt, group, ranks, *of_sequence = place
     comm = connect_named(group, ranks)
     with refusing(comm):
-        problem = _problem(grad, -by, dim, comm, heard(name, dealt), length, cu_seqlens)
+        problem = _problem(grad, comm, -by, dim, heard(name, dealt), *of_sequence)
         exchange = _Exchange(grad, problem, comm, 0)
         agree(comm, AgreedCall(BACKWARD, call=int(call)))
     return exchange.run()
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, by, dim, name, dealt, group, ranks, length, cu_seqlens, _, _ = inputs
+    *_, by, dim, name, dealt, group, ranks, length, cu_seqlens = inputs
     ctx.place, ctx.ring = (by, dim, name), (group, ranks, length)
     ctx.save_for_backward(output[1], dealt, cu_seqlens)
     ctx.mark_non_differentiable(output[1])

@@ -247,19 +247,9 @@ class _Asked:
     "int place, str function, float temperature, SymInt ignore_index) -> Tensor",
     fake=lambda own, _, __, ___, ____, ranks, *_____: own.new_empty((ranks, *own.shape)),
 )
-def _gathered(
-    own: Tensor,
-    labels: Tensor | None,
-    size: Tensor,
-    k: int,
-    group: str | None,
-    ranks: int,
-    place: int,
-    function: str,
-    temperature: float,
-    ignore_index: int,
-) -> Tensor:
+def _gathered(own: Tensor, labels: Tensor | None, size: Tensor, k: int, *settings: Any) -> Tensor:
     """Returns the numbers of all ranks of the vocabulary, (T, ...), from checked columns."""
+    group, ranks, _, function, temperature, ignore_index = settings
     comm, columns = Comm(None) if group is None else connect_named(group, ranks), int(size)
     with refusing(comm):
         comm.check(own.device, staged=False, collective=True)
@@ -275,9 +265,9 @@ def _gathered(
         if k > columns * ranks:
             raise ValueError(f"k: got {k}, expected at most {columns * ranks}, all tokens")
         every = own.new_empty((ranks, *own.shape))
-        settings = {"temperature": temperature, "ignore_index": ignore_index, "k": k}
-        shape = {"shape": tuple(own.shape), "columns": columns, "dtype": own.dtype}
-        agree(comm, AgreedCall(function, **shape, **settings))
+        values = {"temperature": temperature, "ignore_index": ignore_index, "k": k}
+        values |= {"shape": tuple(own.shape), "columns": columns, "dtype": own.dtype}
+        agree(comm, AgreedCall(function, **values))
     comm.gather([*every.unbind(0)], own.contiguous(), function)
     if wrong is not None and wrong.device.type == "cuda":  # which is not waited for
         torch._assert_async(~wrong.any(), f"{function}: labels outside of the vocabulary")
