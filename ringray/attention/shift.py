@@ -84,7 +84,7 @@ def shift(
         return shifted if comm is None else remember(shifted, length, x.shape[dim] * ranks)
 
 
-class _Problem(NamedTuple):
+class _ShiftProblem(NamedTuple):
     """A checked shift. ``length``: of the sequence, without padding (tokens)."""
 
     by: int
@@ -96,7 +96,7 @@ class _Problem(NamedTuple):
 
 def _problem(
     x: Tensor, comm: Comm, by: int, dim: int, partition: Partitioning, length: Any, cu_seqlens: Any
-) -> _Problem:
+) -> _ShiftProblem:
     """Returns the shift of these arguments; raises ValueError if they do not fit."""
     if type(by) is not int:
         raise ValueError(f"by: got {by!r}, expected an integer number of tokens")
@@ -108,11 +108,11 @@ def _problem(
     by, bounds = max(-length, min(by, length)), documents or (0, length)
     rows = bounds if isinstance(bounds[0], tuple) else (bounds,)
     layout = Layout(partition, x.shape[dim] * comm.world_size, comm.world_size)
-    return _Problem(by, dim, layout, length, rows)
+    return _ShiftProblem(by, dim, layout, length, rows)
 
 
 @lru_cache(maxsize=64)
-def _partners(problem: _Problem, rank: int, device: torch.device) -> tuple[Tensor, ...]:
+def _partners(problem: _ShiftProblem, rank: int, device: torch.device) -> tuple[Tensor, ...]:
     """Returns for each rank the numbers of ``rank``'s rows whose token ``by`` places on is on that
     rank and in their document: ascending, those of all batch rows where each has documents of its
     own."""
@@ -138,7 +138,7 @@ def _partners(problem: _Problem, rank: int, device: torch.device) -> tuple[Tenso
 class _Exchange:
     """The messages of one shift and the place of its result, made before any rank waits."""
 
-    def __init__(self, x: Tensor, problem: _Problem, comm: Comm, fill: float) -> None:
+    def __init__(self, x: Tensor, problem: _ShiftProblem, comm: Comm, fill: float) -> None:
         self._comm, self._problem = comm, problem
         back = problem._replace(by=-problem.by)
         wanted, held = (_partners(way, comm.rank, x.device) for way in (problem, back))
