@@ -14,7 +14,6 @@ from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ringray import partition as partitions
@@ -26,7 +25,14 @@ from ringray.attention.problem import positions
 from ringray.attention.sharding import checked, holds, remember, remembered
 from ringray.base.units import plain
 from ringray.comm.batch import Batch
-from ringray.comm.ring import Comm, connect, connect_named, name_of, place_in
+from ringray.comm.ring import (
+    Comm,
+    RingGroup,
+    connect,
+    connect_named,
+    name_of,
+    place_in,
+)
 from ringray.partition import Partitioning
 from ringray.traffic.geometry import Layout
 from ringray.traffic.mask import Mask
@@ -41,7 +47,7 @@ def shift(
     *,
     dim: int,
     partition: Partitioning = partitions.DEFAULT,
-    group: dist.ProcessGroup | None = None,
+    group: RingGroup = None,
     seq_len: int | None = None,
     cu_seqlens: Any = None,
     fill: float = 0,

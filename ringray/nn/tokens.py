@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 
@@ -26,7 +25,14 @@ from ringray.attention.call import whole
 from ringray.attention.compile import operator
 from ringray.attention.sharding import mistaken, refuse
 from ringray.base.units import plain
-from ringray.comm.ring import Comm, connect, connect_named, name_of, place_in
+from ringray.comm.ring import (
+    Comm,
+    RingGroup,
+    connect,
+    connect_named,
+    name_of,
+    place_in,
+)
 from ringray.nn.loss import by_rows, mistake, mistake_of_rows
 
 
@@ -38,7 +44,7 @@ def token_log_probs(
     rows: int | None = 1024,
     temperature: float = 1.0,
     ignore_index: int = -100,
-    vocab_group: dist.ProcessGroup | None = None,
+    vocab_group: RingGroup = None,
 ) -> Tensor:
     """Returns the log-probability of each label: log softmax(logits / temperature)[label].
 
@@ -90,7 +96,7 @@ def token_entropy(
     head: nn.Module | None = None,
     rows: int | None = 1024,
     temperature: float = 1.0,
-    vocab_group: dist.ProcessGroup | None = None,
+    vocab_group: RingGroup = None,
 ) -> Tensor:
     """Returns the entropy of softmax(logits / temperature) of each row, in nats, (..., R).
 
@@ -122,7 +128,7 @@ def token_top_k(
     head: nn.Module | None = None,
     rows: int | None = 1024,
     temperature: float = 1.0,
-    vocab_group: dist.ProcessGroup | None = None,
+    vocab_group: RingGroup = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns the log-probabilities of the ``k`` likeliest tokens of each row, falling, and these
     tokens: (..., R, k) each, the latter int64.
@@ -180,7 +186,7 @@ class _Asked:
     head: nn.Module | None
     rows: int | None
     temperature: float
-    group: dist.ProcessGroup | None
+    group: RingGroup
     ignore_index: int = -100
     k: int = 1
 
