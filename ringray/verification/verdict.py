@@ -111,7 +111,7 @@ class Verdict:
     @property
     def title(self) -> str:
         """Returns the result in a line."""
-        kinds = dict.fromkeys(finding.mistake for finding in self.findings)
+        kinds = dict.fromkeys(x.mistake for x in self.findings if x.mistake != "follows")
         result = "right" if self.right else f"WRONG: {', '.join(kinds)}"
         return f"{self.target} on {self.ranks} ranks, by {self.adapter}: {result}"
 

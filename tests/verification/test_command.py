@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from pathlib import Path
 import pytest
 
 from ringray.lab import cli
+from ringray.verification import target
+from ringray.verification.mistakes import MISTAKES
+from ringray.verification.probes import PROBES
+from ringray.verification.target import ADAPTERS
 from tests.support.place import REPOSITORY, Place, lives, wait_until
 
 ODD = "tests.support.odd_targets"
@@ -66,6 +71,12 @@ def test_a_target_that_cannot_run_exits_with_2(capsys: pytest.CaptureFixture[str
     for line in (["nowhere.py"], [ODD, "--ranks", "1"], [ODD, "--limit", "0s"], []):
         assert cli.main(["verify", *line]) == 2
         assert capsys.readouterr().err.startswith("ringray: error: ")
+
+
+def test_the_page_names_all_that_there_is() -> None:
+    text = (REPOSITORY / "docs" / "verify.md").read_text()
+    names = [*PROBES, *ADAPTERS, *MISTAKES, *target._FUNCTIONS, *target._CONSTANTS]
+    assert [name for name in names if not re.search(rf"\| .*`{name}\b.* \|", text)] == []
 
 
 def test_help_needs_no_torch() -> None:
