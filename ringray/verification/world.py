@@ -67,7 +67,7 @@ class HangError(FailedRank):
 
 
 @dataclass
-class _Child:
+class _RankProcess:
     rank: int
     process: subprocess.Popen[bytes]
     log: IO[bytes]
@@ -121,7 +121,7 @@ class World:
         self.target, self.adapter = target, adapter
         self.ranks, self.device, self.limit = ranks, device, limit
         self.facts: dict[str, Any] = {}
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, _RankProcess] = {}
         self._cache: dict[Any, Any] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="ringray-verify-")
         self._starts = 0
@@ -204,7 +204,7 @@ class World:
         return [answers[rank][1] for rank in asked]
 
     def _fail(
-        self, request: str, children: list[_Child], answers: dict[int, tuple[Any, ...]],
+        self, request: str, children: list[_RankProcess], answers: dict[int, tuple[Any, ...]],
         limit: float,
     ) -> None:  # fmt: skip
         """Raises the error of processes that failed."""
@@ -227,7 +227,7 @@ class World:
         what += f", which {others} did not" * bool(others)
         raise FailedRank(what, rank, f"{where}\n{details}".strip())
 
-    def _stacks(self, silent: list[_Child]) -> str:
+    def _stacks(self, silent: list[_RankProcess]) -> str:
         """Returns the stacks of the threads of processes."""
         begins = [(child, child.size) for child in silent]
         for child in silent:
@@ -276,7 +276,7 @@ class World:
                 text = "\n".join([f"cannot be imported: {first}; {hint}", *rest])
             raise TargetError(text) from error
 
-    def _child(self, rank: int, port: int) -> _Child:
+    def _child(self, rank: int, port: int) -> _RankProcess:
         # torchrun's variables are for libraries that make their own groups; those of a torchrun
         # around this process are of other groups.
         place, size = (0, 1) if rank == ALONE else (rank, self.ranks)
@@ -299,7 +299,7 @@ class World:
             pass_fds=[there.fileno()], start_new_session=True,
         )  # fmt: skip
         there.close()  # so that the end of the process ends the connection
-        return _Child(rank, process, log, here)
+        return _RankProcess(rank, process, log, here)
 
     def _check_weights(self, facts: dict[int, dict[str, Any]]) -> None:
         """Raises TargetError if processes have built different weights."""

@@ -161,7 +161,7 @@ def test_a_rank_that_fails_at_one_batch_is_a_finding() -> None:
 
 
 PECULIAR = """\
-import json, os, subprocess, sys, threading, time
+import os, subprocess, sys, threading, time, wave
 from pathlib import Path
 import torch
 import torch.distributed as dist
@@ -190,7 +190,7 @@ def build():
 def test_a_target_may_behave_peculiarly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sleeping").mkdir()
     (tmp_path / "types.py").write_text(PECULIAR)
-    (tmp_path / "json.py").write_text("raise ImportError('not the one of Python')")
+    (tmp_path / "wave.py").write_text("raise ImportError('not the one of Python')")
     (tmp_path / "neighbour.py").write_text("")
     monkeypatch.chdir(tmp_path)
     for name, value in {"RANK": "5", "WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "outer"}.items():
