@@ -17,7 +17,7 @@ IGNORED = -100
 
 
 @dataclass(frozen=True)
-class Sizes:
+class BatchSizes:
     """Sizes of the batches of one target: token ids below ``vocabulary``, sequences of a multiple
     of ``unit``, at least ``length`` tokens."""
 
@@ -32,12 +32,12 @@ class Sizes:
         return -(-self.length // self.unit) * self.unit
 
 
-def plain(sizes: Sizes) -> dict[str, Array]:
+def plain(sizes: BatchSizes) -> dict[str, Array]:
     """Returns a batch of whole sequences, all of whose tokens have labels."""
     return batch(_ids(sizes, sizes.rows, sizes.tokens))
 
 
-def uneven(sizes: Sizes) -> dict[str, Array]:
+def uneven(sizes: BatchSizes) -> dict[str, Array]:
     """Returns a batch with labels for a third of its tokens: some ranks have many, others few."""
     ids = _ids(sizes, sizes.rows, sizes.tokens)
     labels = ids.copy()
@@ -46,14 +46,14 @@ def uneven(sizes: Sizes) -> dict[str, Array]:
     return batch(ids, labels=labels)
 
 
-def packed(sizes: Sizes) -> dict[str, Array]:
+def packed(sizes: BatchSizes) -> dict[str, Array]:
     """Returns one sequence of four documents; no boundary is at the edge of equal shards."""
     tokens = sizes.tokens
     ends = sorted({tokens // 5 + 1, tokens // 2 + 3, tokens - tokens // 7, tokens})
     return batch(_ids(sizes, 1, tokens), documents=(0, *ends))
 
 
-def padded(sizes: Sizes) -> dict[str, Array]:
+def padded(sizes: BatchSizes) -> dict[str, Array]:
     """Returns a batch whose length no number of ranks divides."""
     return batch(_ids(sizes, sizes.rows, sizes.tokens - 1))
 
@@ -110,7 +110,7 @@ def document_of(whole: dict[str, Array]) -> Array:
     return np.searchsorted(ends, np.arange(size), side="right") - 1
 
 
-def _ids(sizes: Sizes, rows: int, tokens: int) -> Array:
+def _ids(sizes: BatchSizes, rows: int, tokens: int) -> Array:
     # The first tokens of a vocabulary are often special ones.
     low = min(8, sizes.vocabulary // 2)
     generator = np.random.default_rng(0)

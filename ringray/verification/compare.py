@@ -19,7 +19,7 @@ _SMALL_GRADIENT = 1e-2
 _LAYER_FACTOR = 20.0
 
 
-class Place(NamedTuple):
+class Origin(NamedTuple):
     """Where results begin to differ."""
 
     rank: int | None
@@ -49,7 +49,7 @@ def whole(ranks: list[Observation], arrays: list[Array], places: int) -> Array:
     return joined
 
 
-class Comparison:
+class Compared:
     """What one process computes of a batch, in fp64 (``exact``) and in its own dtype (``own``), and
     what the ``ranks`` compute."""
 
@@ -157,7 +157,7 @@ class Comparison:
         """Returns the rank that has a token of the first row."""
         return next(i for i, x in enumerate(self.ranks) if (x.rows % self.length == token).any())
 
-    def begins(self) -> Place:
+    def begins(self) -> Origin:
         """Returns where the first layer that differs does so: the rank, the layer, the token."""
         own = self.world.alone(self.batch, **self.options, layers=True)
         ranks = self.world.together(self.batch, **self.options, layers=True)
@@ -168,11 +168,11 @@ class Comparison:
             rows = alone[name].reshape(own.rows.size, *alone[name].shape[2:])
             if place := self._first_row(ranks, name, rows):
                 return place
-        return next(self._rows_of(self.ranks, None), Place(None, None, None))
+        return next(self._rows_of(self.ranks, None), Origin(None, None, None))
 
-    def _first_row(self, ranks: list[Observation], name: str, rows: Array) -> Place | None:
+    def _first_row(self, ranks: list[Observation], name: str, rows: Array) -> Origin | None:
         scale = float(np.abs(rows).max()) if rows.size else 0.0
-        first: Place | None = None
+        first: Origin | None = None
         for number, rank in enumerate(ranks):
             mine = dict(rank.layers).get(name)
             if mine is None or mine.shape[2:] != rows.shape[1:]:
@@ -184,10 +184,10 @@ class Comparison:
             if wrong.any():
                 token = int((rank.rows[held][wrong] % self.length).min())
                 if first is None or (first.token is not None and token < first.token):
-                    first = Place(number, name, token)
+                    first = Origin(number, name, token)
         return first
 
-    def _rows_of(self, ranks: list[Observation], layer: str | None) -> Iterator[Place]:
+    def _rows_of(self, ranks: list[Observation], layer: str | None) -> Iterator[Origin]:
         """Generates the first row of each rank whose logits differ."""
         scale = float(np.abs(self.flat).max())
         for number, rank in enumerate(ranks):
@@ -196,4 +196,4 @@ class Comparison:
             gaps = np.abs(rank.logits[held] - self.flat[rank.rows[held]]).max(-1, initial=0.0)
             wrong = ~(gaps <= _LAYER_FACTOR * self.allowed * scale)
             if wrong.any():
-                yield Place(number, layer, int((rank.rows[held][wrong] % self.length).min()))
+                yield Origin(number, layer, int((rank.rows[held][wrong] % self.length).min()))

@@ -16,7 +16,7 @@ import numpy as np
 
 from ringray.verification import batches
 from ringray.verification.batches import IGNORED
-from ringray.verification.compare import Comparison, relative, whole
+from ringray.verification.compare import Compared, relative, whole
 from ringray.verification.process import Array
 from ringray.verification.world import Refused
 
@@ -71,7 +71,7 @@ MISTAKES = {
 _EXPLAINED = 0.05
 
 
-def of_logits(case: Comparison) -> str:
+def of_logits(case: Compared) -> str:
     """Returns the kind of mistake by which logits differ."""
     if not np.isfinite(np.concatenate([x.logits.ravel() for x in case.ranks])).all():  # type: ignore[union-attr]
         return "not-finite"
@@ -83,7 +83,7 @@ def of_logits(case: Comparison) -> str:
     return best
 
 
-def _variants(case: Comparison) -> Iterator[tuple[str, Array]]:
+def _variants(case: Compared) -> Iterator[tuple[str, Array]]:
     """Generates logits (B * S, V) of one process that makes a mistake on purpose."""
     # Squares of distances without |a|^2, which is the same for all: (B * S, B * S) and no V.
     gaps = np.square(case.flat).sum(-1) - 2 * case.logits @ case.flat.T
@@ -110,7 +110,7 @@ def _variants(case: Comparison) -> Iterator[tuple[str, Array]]:
     yield "own-shard", whole(case.ranks, parts, len(case.flat))
 
 
-def _changed_batches(case: Comparison) -> Iterator[tuple[str, dict[str, Array]]]:
+def _changed_batches(case: Compared) -> Iterator[tuple[str, dict[str, Array]]]:
     """Generates batches by which one process makes a mistake of positions or of documents."""
     positions = case.batch["position_ids"]
     restarted, contiguous = positions.copy(), positions.copy()
@@ -132,7 +132,7 @@ def _changed_batches(case: Comparison) -> Iterator[tuple[str, dict[str, Array]]]
         yield "documents", batch | {"position_ids": running}
 
 
-def of_loss(case: Comparison) -> str:
+def of_loss(case: Compared) -> str:
     """Returns the kind of mistake by which a loss differs, from right logits."""
     got, want, ranks = case.loss, case.exact.loss, len(case.ranks)
     if not np.isfinite(got):
@@ -153,14 +153,14 @@ def of_loss(case: Comparison) -> str:
     return _of_labels(case) if labels_matter(case) else "router-loss"
 
 
-def beside(case: Comparison) -> float:
+def beside(case: Compared) -> float:
     """Returns what the loss of one process has beside cross entropy of the next token."""
     assert case.exact.loss is not None
     rest = case.exact.loss - _mean(case.flat, case.batch["shift_labels"].ravel())
     return rest if abs(rest) > 1e-6 * abs(case.exact.loss) else 0.0
 
 
-def labels_matter(case: Comparison) -> bool:
+def labels_matter(case: Compared) -> bool:
     """Tells whether what the loss has beside cross entropy depends on labels."""
     other = _relabelled(case, slice(None))
     loss = case.world.alone(other, exact=True, backward=False).loss
@@ -169,23 +169,23 @@ def labels_matter(case: Comparison) -> bool:
     return abs(rest - beside(case)) > 1e-6 * abs(loss)
 
 
-def label_changes(case: Comparison, token: int) -> tuple[float, float]:
+def label_changes(case: Compared, token: int) -> tuple[float, float]:
     """Returns how the loss of one process, and that of all ranks, changes with the label of a
     token."""
-    other = Comparison(case.world, _relabelled(case, token), backward=False)
+    other = Compared(case.world, _relabelled(case, token), backward=False)
     assert case.exact.loss is not None
     assert other.exact.loss is not None
     return other.exact.loss - case.exact.loss, other.loss - case.loss
 
 
-def _relabelled(case: Comparison, token: int | slice) -> dict[str, Array]:
+def _relabelled(case: Compared, token: int | slice) -> dict[str, Array]:
     labels = case.batch["labels"].copy()
     labels[:, token] = np.roll(labels, 1, axis=1)[:, token]
     ends = case.batch.get("cu_seqlens")
     return batches.batch(case.batch["input_ids"], labels=labels, documents=ends)
 
 
-def _of_labels(case: Comparison) -> str:
+def _of_labels(case: Compared) -> str:
     """Returns the kind of mistake by which the first labels of a shard count otherwise."""
     if not case.edges:
         return "loss"
@@ -196,7 +196,7 @@ def _of_labels(case: Comparison) -> str:
     return "labels-ahead" if max(wrong[:2]) > 4 * wrong[2] else "loss"
 
 
-def _losses(case: Comparison) -> Iterator[tuple[str, float]]:
+def _losses(case: Compared) -> Iterator[tuple[str, float]]:
     """Generates losses of one process that makes a mistake on purpose."""
     logits, labels = case.flat, case.batch["shift_labels"].ravel()
     local = [(rank.rows[rank.rows >= 0], rank) for rank in case.ranks]
@@ -232,7 +232,7 @@ def _mean(logits: Array, labels: Array) -> float:
     return float((logs - chosen[np.arange(len(chosen)), labels[counted]]).mean())
 
 
-def of_gradients(case: Comparison, rank: int) -> tuple[str, str]:
+def of_gradients(case: Compared, rank: int) -> tuple[str, str]:
     """Returns the kind of mistake by which gradients on a rank differ, and the first that does:
     backward, from the loss."""
     ranks, exact = len(case.ranks), case.exact.gradients

@@ -34,7 +34,7 @@ _START = 900.0  # seconds for the start itself, which runs no code of the target
 _GRACE = 0.25
 _STACKS = 10.0  # seconds, at most, that processes get to write their stacks
 _REQUESTS = {"join": "joining its group", "load": "importing the target", "build": "build()",
-             "observe": "a step", "resume": "a training that goes on",
+             "observe": "a step", "resume": "two steps and a resumed one",
              "generate": "generate()"}  # fmt: skip
 # The function has its own module's name: pickles say so.
 _MAIN = "import sys; sys.path[:] = {}; from ringray.verification.process import main; main()"

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ringray.verification.compare import Place
+from ringray.verification.compare import Origin
 
 VARIABLE = "PLANTED"
 BATCH, SEQ_LEN = 2, 32
@@ -476,7 +476,8 @@ def generate(model: nn.Module, input_ids: Tensor, new: int) -> Tensor:
         if _bug == "generation":
             own = prompt // dist.get_world_size()
             positions = torch.where(positions < prompt, positions, positions - prompt + own)
-        batch = {"input_ids": input_ids, "position_ids": positions, "shift_labels": input_ids}
+        batch = dict.fromkeys(("input_ids", "labels", "shift_labels"), input_ids)
+        batch["position_ids"] = positions
         part = shard(batch)
         logits = model(part)["logits"]
         every, tokens = gathered(part["places"], 0), gathered(logits.argmax(-1), 1)
@@ -489,7 +490,7 @@ def table() -> str:
     """Returns a Markdown table of the bugs and of how they are found."""
     lines = ["| bug | report | probe | mistake | begins at |", "|---|---|---|---|---|"]
     for bug in BUGS.values():
-        place = Place(bug.rank, bug.layer, bug.token)
+        place = Origin(bug.rank, bug.layer, bug.token)
         where = "" if place == (None, None, None) else str(place)
         lines.append(f"| {bug.what} | {bug.report} | {bug.probe} | {bug.mistake} | {where} |")
     return "\n".join(lines)

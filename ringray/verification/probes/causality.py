@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from ringray.verification import batches
-from ringray.verification.compare import Comparison, whole
+from ringray.verification.compare import Compared, whole
 from ringray.verification.probes.evidence import Evidence
 from ringray.verification.process import Array, Observation
 from ringray.verification.verdict import Finding
@@ -38,13 +38,13 @@ def causality(evidence: Evidence) -> Iterator[Finding]:
             return
 
 
-def wrong_dependence(evidence: Evidence, case: Comparison) -> list[Dependence]:
+def wrong_dependence(evidence: Evidence, case: Compared) -> list[Dependence]:
     """Returns dependences of rows on tokens that one process has not, and then those that only it
     has: a wrong mask makes both."""
     return sorted(_dependences(evidence, case), key=lambda x: x[0] == "lost-keys")
 
 
-def _dependences(evidence: Evidence, case: Comparison) -> Iterator[Dependence]:
+def _dependences(evidence: Evidence, case: Compared) -> Iterator[Dependence]:
     documents = batches.document_of(case.batch)
     for token in _tokens(case):
         batch = batches.changed(case.batch, token, evidence.sizes.vocabulary)
@@ -58,14 +58,14 @@ def _dependences(evidence: Evidence, case: Comparison) -> Iterator[Dependence]:
             yield "lost-keys", token, int(row)
 
 
-def _change(case: Comparison, before: Array, after: list[Observation]) -> Array:
+def _change(case: Compared, before: Array, after: list[Observation]) -> Array:
     """Returns the largest change of each position's logits (S,), as a share of the largest."""
     logits = whole(after, [x.logits for x in after if x.logits is not None], len(case.flat))
     gaps = np.abs(logits - before).max(-1).reshape(-1, case.length).max(0)
     return gaps / max(float(gaps.max()), 1e-30)
 
 
-def _tokens(case: Comparison) -> list[int]:
+def _tokens(case: Compared) -> list[int]:
     """Returns tokens to change: the first and the last of each rank's runs of positions, and those
     beside the boundaries of documents."""
     # Striped ranks have as many runs as rows; two of each are enough.

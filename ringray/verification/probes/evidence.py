@@ -9,8 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from ringray.verification import batches
-from ringray.verification.batches import Sizes
-from ringray.verification.compare import Comparison
+from ringray.verification.batches import BatchSizes
+from ringray.verification.compare import Compared
 from ringray.verification.mistakes import MISTAKES
 from ringray.verification.process import COLUMNS, Array
 from ringray.verification.verdict import Finding
@@ -29,7 +29,7 @@ class Evidence:
     """The processes of a target, what they have computed, and what is wrong with it."""
 
     world: World
-    cases: dict[str, Comparison] = field(default_factory=dict)
+    cases: dict[str, Compared] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     @cached_property
@@ -39,28 +39,28 @@ class Evidence:
         return constants
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> BatchSizes:
         """Returns the sizes of batches."""
         constants = self.constants
         unit = constants["UNIT"] * self.world.ranks
         # Even for partitions that deal two blocks to each rank.
         unit = unit if constants["UNIT"] > 1 else 2 * unit
         vocabulary = min(self.world.facts["vocabulary"], COLUMNS)
-        return Sizes(vocabulary, constants["BATCH"], unit, constants["SEQ_LEN"])
+        return BatchSizes(vocabulary, constants["BATCH"], unit, constants["SEQ_LEN"])
 
-    def case(self, name: str, make: Callable[[Sizes], dict[str, Array]]) -> Comparison:
+    def case(self, name: str, make: Callable[[BatchSizes], dict[str, Array]]) -> Compared:
         """Returns the comparison of a batch of ``batches``, made once."""
         if name not in self.cases:
-            self.cases[name] = Comparison(self.world, make(self.sizes))
+            self.cases[name] = Compared(self.world, make(self.sizes))
         return self.cases[name]
 
     @property
-    def plain(self) -> Comparison:
+    def plain(self) -> Compared:
         """Returns the comparison of whole sequences."""
         return self.case("plain", batches.plain)
 
     @property
-    def packed(self) -> Comparison:
+    def packed(self) -> Compared:
         """Returns the comparison of packed documents."""
         return self.case("packed", batches.packed)
 

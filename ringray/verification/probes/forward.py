@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ringray.verification import batches, mistakes
-from ringray.verification.compare import Comparison
+from ringray.verification.compare import Compared
 from ringray.verification.probes.causality import wrong_dependence
 from ringray.verification.probes.evidence import Evidence, Skip
 from ringray.verification.verdict import Finding
@@ -30,11 +30,11 @@ def positions(evidence: Evidence) -> Iterator[Finding]:
         raise Skip("the model does not say how many positions it has")
     batch = batches.plain(evidence.sizes)
     batch["position_ids"] = batch["position_ids"] + last - evidence.sizes.tokens
-    case = Comparison(evidence.world, batch, backward=False)
+    case = Compared(evidence.world, batch, backward=False)
     yield from compare(evidence, "positions", case)
 
 
-def compare(evidence: Evidence, probe: str, case: Comparison, kind: str = "") -> Iterator[Finding]:
+def compare(evidence: Evidence, probe: str, case: Compared, kind: str = "") -> Iterator[Finding]:
     """Compares where rows are and what their logits are; ``kind`` of mistake, if known."""
     if case.exact.logits is None or case.ranks[0].logits is None:
         raise Skip("the target returns no logits")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ringray.verification import mistakes
-from ringray.verification.compare import Comparison
+from ringray.verification.compare import Compared
 from ringray.verification.probes.evidence import Evidence, Skip
 from ringray.verification.verdict import Finding
 
@@ -19,7 +19,7 @@ def gradients(evidence: Evidence) -> Iterator[Finding]:
     yield from compare(evidence, "gradients", evidence.plain)
 
 
-def compare(evidence: Evidence, probe: str, case: Comparison) -> Iterator[Finding]:
+def compare(evidence: Evidence, probe: str, case: Compared) -> Iterator[Finding]:
     """Compares the gradients of a batch."""
     allowed = case.allowed_gradient
     worst = [max(case.gradient_errors(rank).values(), default=0.0) for rank in case.ranks]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ringray.verification import batches, mistakes
-from ringray.verification.compare import Comparison
+from ringray.verification.compare import Compared
 from ringray.verification.probes.evidence import Evidence, Skip
 from ringray.verification.verdict import Finding
 from ringray.verification.world import Refused
@@ -45,7 +45,7 @@ def uneven(evidence: Evidence) -> Iterator[Finding]:
     _check(evidence.plain)
     yield from compare(evidence, "uneven", evidence.case("uneven", batches.uneven))
     rows = evidence.plain.ranks[0].rows
-    case = Comparison(evidence.world, batches.labelled(evidence.plain.batch, rows))
+    case = Compared(evidence.world, batches.labelled(evidence.plain.batch, rows))
     yield from compare(evidence, "uneven", case, after=("uneven",))
 
 
@@ -66,7 +66,7 @@ def labels(evidence: Evidence) -> Iterator[Finding]:
 
 
 def compare(
-    evidence: Evidence, probe: str, case: Comparison, after: tuple[str, ...] = ()
+    evidence: Evidence, probe: str, case: Compared, after: tuple[str, ...] = ()
 ) -> Iterator[Finding]:
     """Compares the losses of a batch."""
     _check(case)
@@ -90,6 +90,6 @@ def compare(
     )
 
 
-def _check(case: Comparison) -> None:
+def _check(case: Compared) -> None:
     if case.exact.loss is None or case.ranks[0].loss is None:
         raise Skip("the target returns no loss")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ringray.verification import batches
-from ringray.verification.compare import Comparison, relative, whole
+from ringray.verification.compare import Compared, relative, whole
 from ringray.verification.probes import forward, gradients, losses
 from ringray.verification.probes.evidence import Evidence, Skip
 from ringray.verification.verdict import Finding
@@ -29,7 +29,7 @@ def padding(evidence: Evidence) -> Iterator[Finding]:
             yield from compare(evidence, "padding", case)
 
 
-def _reaches(evidence: Evidence, case: Comparison) -> bool:
+def _reaches(evidence: Evidence, case: Compared) -> bool:
     """Tells whether logits depend on the tokens of padding."""
     token = evidence.sizes.vocabulary - 1
     ranks = evidence.world.together(case.batch, padding=token)
