@@ -234,7 +234,9 @@ class Process:
         """Returns what the target's own function generates after ``ids``, (B, S + new)."""
         self.model.eval()
         with torch.no_grad():
-            tokens = self.target.call("generate", self.model, torch.from_numpy(ids), new)
+            tokens = self.target.call(
+                "generate", self.model, torch.from_numpy(ids).to(self.device), new
+            )
         return as_array(tokens)
 
     def _step(self, model: nn.Module, batch: dict[str, Tensor]) -> dict[str, Any]:

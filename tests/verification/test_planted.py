@@ -13,6 +13,7 @@ from ringray.verification.probes import PROBES, Evidence, tried
 from ringray.verification.world import World
 from tests.support import planted
 from tests.support.planted import BUGS
+from tests.support.verification import verified
 
 TARGET = Path(planted.__file__)
 
@@ -78,7 +79,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("alone")
 def test_verify_tells_the_kind_and_the_place() -> None:
-    verdict = ringray.verify(f"{TARGET}:build_leak", limit=600)
+    verdict = verified(f"{TARGET}:build_leak")
     assert (verdict.right, verdict.exit_code) == (False, 1)
     mistakes = [x.mistake for x in verdict.findings]
     assert mistakes[0] == "documents"
