@@ -36,7 +36,7 @@ _REPLICATED = 5  # tokens that every rank holds, where the bug is planted
 class Bug(NamedTuple):
     """What a bug is, and how it has to be found.
 
-    ``report``: public, or in words; ``probe``, ``mistake`` and ``rank``, ``layer``, ``token``: of
+    ``report``: public, whose symptom the bug has, or in words; ``probe``, ``mistake`` and ``rank``, ``layer``, ``token``: of
     the finding; ``feature``: what the model has beside attention.
     """
 
@@ -96,7 +96,7 @@ BUGS = {
         "NeMo Speech#15339", "the mean counts tokens without a label",
         "loss", "padding-counted"),
     "documents_padded": Bug(
-        "swiss-ai Megatron#104", "each document is padded to 2 N, and the mean counts that",
+        "swiss-ai Megatron#104, NeMo-RL#3380", "each document is padded to 2 N, and the mean counts that",
         "loss", "padding-counted"),
     "shift": Bug(
         "verl#4250", "labels are shifted within shards",
@@ -105,7 +105,7 @@ BUGS = {
         "Megatron-LM#3714", "labels are rolled within shards",
         "loss", "labels-rolled", 0, None, 7),
     "shift_documents": Bug(
-        "NeMo-RL#3380", "the last token of a document predicts the next one",
+        "verl#4250", "the last token of a document predicts the next one",
         "loss", "labels-documents"),
     "means": Bug(
         "torchtitan#2983, #3257", "the loss is the mean of the ranks' means",
@@ -144,7 +144,7 @@ BUGS = {
         "one seed for all ranks", "all ranks drop the same elements",
         "dropout", "dropout-equal", 1, "layers.0.dropout"),
     "resume": Bug(
-        "Megatron-Bridge#5637", "the optimizer's state is not loaded",
+        "a checkpoint without moments", "the optimizer's state is not loaded",
         "resume", "resume"),
     "generation": Bug(
         "vllm#41623", "new tokens have positions of the rank's own rows",
