@@ -36,8 +36,8 @@ _REPLICATED = 5  # tokens that every rank holds, where the bug is planted
 class Bug(NamedTuple):
     """What a bug is, and how it has to be found.
 
-    ``report``: public, whose symptom the bug has, or in words; ``probe``, ``mistake`` and ``rank``, ``layer``, ``token``: of
-    the finding; ``feature``: what the model has beside attention.
+    ``report``: public, whose symptom the bug has, or in words; ``probe``, ``mistake``, ``rank``,
+    ``layer``, ``token``: of the finding; ``feature``: what the model has beside attention.
     """
 
     report: str
@@ -96,7 +96,8 @@ BUGS = {
         "NeMo Speech#15339", "the mean counts tokens without a label",
         "loss", "padding-counted"),
     "documents_padded": Bug(
-        "swiss-ai Megatron#104, NeMo-RL#3380", "each document is padded to 2 N, and the mean counts that",
+        "swiss-ai Megatron#104, NeMo-RL#3380",
+        "each document is padded to 2 N, and the mean counts that",
         "loss", "padding-counted"),
     "shift": Bug(
         "verl#4250", "labels are shifted within shards",
