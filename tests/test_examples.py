@@ -183,7 +183,7 @@ def test_the_snippets_of_training_tools_run() -> None:
         for state in (AcceleratorState, PartialState, GradientState):
             state._reset_state()
     assert names["loss"].isfinite()
-    assert names["titan"].model_spec.model.layers[0].attention.inner_attention.options == {}
+    assert names["titan"].model_spec.model.layers[0].attention.inner_attention.window is None
 
 
 def test_the_snippets_of_hugging_face_run(tmp_path: Path) -> None:

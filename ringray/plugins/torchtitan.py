@@ -9,7 +9,7 @@ Shape legend: B batch, L rows of this rank, N heads, H head dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from ringray import partition as partitions
+from ringray import transport as transports
 from ringray.attention import ring_attention
 from ringray.attention.sharding import unshard
 
@@ -36,7 +37,9 @@ _BALANCER = "headtail"  # torchtitan's name of the default partition
 _Config = TypeVar("_Config")
 
 
-def use_ring(config: _Config, **options: Any) -> _Config:
+def use_ring(
+    config: _Config, *, transport: str = transports.DEFAULT, backend: str = "auto"
+) -> _Config:
     """Returns a ``Trainer.Config`` whose attention is a ring of its context parallel ranks.
 
     ::
@@ -50,7 +53,7 @@ def use_ring(config: _Config, **options: Any) -> _Config:
     Args:
         config: with the ``model_spec`` of a decoder whose attention is ``flex`` or ``varlen``; it
             is changed in place.
-        options: keywords of ``ringray.ring_attention``: ``transport``, ``backend`` and others.
+        transport, backend: as in ``ringray.ring_attention``, for every layer.
 
     Raises:
         ValueError: a model without ``flex`` or ``varlen`` attention in every layer, or whose
@@ -68,7 +71,7 @@ def use_ring(config: _Config, **options: Any) -> _Config:
             )
         inner = layer.attention.inner_attention
         layer.attention.inner_attention = RingInnerAttention.Config(
-            window=_window(inner), options=options
+            window=_window(inner), transport=transport, backend=backend
         )
     parallelize = spec.parallelize_fn
 
@@ -110,11 +113,6 @@ def _join(model: nn.Module, parallel_dims: Any, parallelism: Any) -> None:
         )
     ring = parallel_dims.get_optional_mesh(["cp"], include_singleton_axes=True)
     for part in model.modules():
-        if isinstance(part, FlexAttention | VarlenAttention):
-            raise ValueError(
-                f"model: got {type(part).__name__} beside its layers, which would see the rows of "
-                "one rank only"
-            )
         if isinstance(part, RingInnerAttention):
             part.ring = ring
 
@@ -148,11 +146,11 @@ class RingInnerAttention(Module):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
-        """``window``: keys before a query that it sees, None for all. ``options``: keywords of
-        ``ringray.ring_attention``."""
+        """Keywords of ``ringray.ring_attention``."""
 
         window: int | None = None
-        options: dict[str, Any] = field(default_factory=dict)
+        transport: str = transports.DEFAULT
+        backend: str = "auto"
 
         def build(self, **arguments: Any) -> Any:
             """Builds the module, whose keys and values stay sharded: the ring sends them."""
@@ -166,7 +164,10 @@ class RingInnerAttention(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.window, self.options = config.window, config.options
+        self.options: dict[str, Any] = {
+            "window": config.window, "transport": config.transport, "backend": config.backend,
+            "partition": partitions.DEFAULT,  # head and tail, as torchtitan shards
+        }  # fmt: skip
         self.ring: DeviceMesh | None = None
 
     def forward(
@@ -186,15 +187,6 @@ class RingInnerAttention(Module):
         if self.ring is None:
             raise ValueError("model: got one that was not parallelized, expected parallelize_fn")
         q, k, v = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
-        out = ring_attention(
-            q,
-            k,
-            v,
-            group=self.ring,
-            partition=partitions.DEFAULT,
-            cu_seqlens=attention_masks,
-            window=self.window,
-            scale=scale,
-            **self.options,
-        )
+        where: dict[str, Any] = {"group": self.ring, "cu_seqlens": attention_masks}
+        out = ring_attention(q, k, v, scale=scale, **where, **self.options)
         return cast("Tensor", out).transpose(1, 2)

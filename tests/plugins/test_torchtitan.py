@@ -90,7 +90,7 @@ def test_what_a_ring_has_not_is_refused() -> None:
     # Windows come over, and no module attends before it has its ring.
     windowed = use_ring(config(VarlenAttention.Config(window_size=(4, 0))), transport="allgather")
     inner = windowed.model_spec.model.layers[0].attention.inner_attention
-    assert (inner.window, inner.options) == (4, {"transport": "allgather"})
+    assert (inner.window, inner.transport) == (4, "allgather")
     q = torch.zeros(1, 8, 2, 16)
     made = inner.build()
     assert isinstance(made, RingInnerAttention)
