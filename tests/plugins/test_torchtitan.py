@@ -98,3 +98,11 @@ def test_what_a_ring_has_not_is_refused() -> None:
         made(q, q, q)
     with refused(match="got out_transform, which a ring has not"):
         made(q, q, q, out_transform=lambda *_: q)
+
+
+def test_documents_begin_where_positions_do() -> None:
+    """So do the rest of one that began in a sequence before, and rows with fewer documents."""
+    from ringray.plugins.torchtitan import _documents
+
+    positions = torch.tensor([[5, 6, 0, 1], [0, 1, 2, 3]])
+    assert _documents(positions, None).tolist() == [[0, 2, 4], [0, 4, 4]]
