@@ -1,0 +1,356 @@
+"""Checks of every rank of a real ring: trainers of transformers and TRL beside one process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+import transformers
+from torch import Tensor
+
+import ringray.models.huggingface as hf
+from ringray.plugins.trainer import RingCallback
+
+VOCABULARY, PAD = 97, 0
+FIGURE = 1e-4  # relative difference of losses from one process
+TINY = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": PAD,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+}
+Rows = list[dict[str, Tensor]]
+
+hf.register()
+
+
+@contextmanager
+def started(rank: int, size: int) -> Iterator[None]:
+    """Sets what ``torchrun`` sets, from which trainers know the ranks; size 1: nothing."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    try:
+        if size > 1:
+            os.environ.update({name: str(number) for name, number in names.items()})
+        yield
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+
+
+def shared_folder() -> Path:
+    """A new folder, the same on every rank."""
+    names = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(names)
+    assert names[0] is not None
+    return Path(names[0])
+
+
+def tiny(attention: str) -> transformers.PreTrainedModel:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**TINY)
+    return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+
+
+def rows(count: int = 37, longest: int = 61, shortest: int = 20) -> Rows:
+    """Sequences in which each token says the next, of odd lengths."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(shortest, longest + 1, (count,), generator=generator)
+    begins = torch.randint(94, (count,), generator=generator)
+    return [
+        {"input_ids": 3 + (begin + 5 * torch.arange(length)) % 94}
+        for begin, length in zip(begins, lengths, strict=True)
+    ]
+
+
+def padded(batch: Rows, *, left: bool = False, labelled: bool = False) -> dict[str, Tensor]:
+    """Pads a batch on the right, as collators do."""
+    ids = [row["input_ids"] for row in batch]
+    ones = [torch.ones_like(x) for x in ids]
+    side = {"batch_first": True, "padding_side": "left" if left else "right"}
+    pad = torch.nn.utils.rnn.pad_sequence
+    return {
+        "input_ids": pad(ids, padding_value=PAD, **side),
+        "attention_mask": pad(ones, **side),
+        "labels": pad(ids, padding_value=PAD if labelled else -100, **side),
+    }
+
+
+def arguments(folder: Path | str, **more: Any) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True,
+        "logging_steps": 1, "save_strategy": "no", "learning_rate": 3e-3,
+        "per_device_train_batch_size": 3, "per_device_eval_batch_size": 4,
+    } | more  # fmt: skip
+
+
+def trainer(
+    ring: RingCallback | None, folder: Path | str = "unused", *, attention: str | None = None,
+    data: Rows | None = None, evaluated: int = 7, collate: Any = padded, of: str = "",
+    init: Any = None, model: Any = None, **more: Any,
+) -> transformers.Trainer:  # fmt: skip
+    """A trainer of one process, or on a ring. ``init``: of its constructor."""
+    attention = attention or ("sdpa" if ring is None else "ringray")
+    kind = getattr(transformers, f"{of}TrainingArguments")
+    data = rows() if data is None else data
+    return getattr(transformers, f"{of}Trainer")(
+        model=model or tiny(attention), args=kind(**arguments(folder, **more)), train_dataset=data,
+        eval_dataset=data[:evaluated], data_collator=collate,
+        callbacks=[] if ring is None else [ring], **(init or {}),
+    )  # fmt: skip
+
+
+# What depends on the clock, and on how many processes a ring has.
+_TIMES = ("runtime", "per_second", "preparation_time")
+
+
+def history(trained: transformers.Trainer) -> list[dict[str, float]]:
+    """What was logged, but for times."""
+    return [
+        {key: x for key, x in entry.items() if not any(time in key for time in _TIMES)}
+        for entry in trained.state.log_history
+    ]
+
+
+def compare(got: list[dict[str, float]], want: list[dict[str, float]], but: str = "") -> float:
+    """Returns the largest relative difference of losses; all else, ``but`` one number, is equal to
+    rounding."""
+    worst = 0.0
+    for mine, theirs in zip(got, want, strict=True):
+        for entry in (mine, theirs):
+            entry.pop(but, None)
+        assert mine == pytest.approx(theirs, rel=FIGURE), f"{mine} beside {theirs}"
+        losses = [name for name in mine if name.endswith("loss")]
+        worst = max([worst, *(abs(mine[x] - theirs[x]) / abs(theirs[x]) for x in losses)])
+    return worst
+
+
+def like_one_process(steps: int, rank: int, size: int) -> None:
+    """Padded batches, several epochs, and evaluations."""
+    options = {
+        "max_steps": steps, "eval_strategy": "steps", "eval_steps": max(1, steps // 2),
+        "include_num_input_tokens_seen": "non_padding",
+    }  # fmt: skip
+    alone = trainer(None, **options)
+    alone.train()
+    with started(rank, size):
+        shared = trainer(RingCallback(), **options)
+        shared.train()
+    worst = compare(history(shared), history(alone))
+    assert history(alone)[-1]["train_loss"] < 0.8 * history(alone)[0]["loss"] or steps < 50
+    if rank == 0:
+        print(f"Trainer: {steps} steps, losses differ by {worst:.1e} at most")
+
+
+def words() -> Any:
+    """A tokenizer with a word for each token."""
+    tokenizers = importlib.import_module("tokenizers")
+    vocabulary = {"<pad>": PAD, "</s>": 1, "<s>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
+    model = tokenizers.models.WordLevel(vocabulary, unk_token="<s>")
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+    )
+
+
+def tuner(ring: RingCallback | None, *, completions: bool, **more: Any) -> Any:
+    """TRL's trainer of one process, or on a ring. ``completions``: loss of the second part only."""
+    trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
+    texts = [[f"w{int(token)}" for token in row["input_ids"]] for row in rows()]
+    samples = [{"text": " ".join(text)} for text in texts]
+    if completions:
+        samples = [
+            {"prompt": " ".join(text[:9]), "completion": " " + " ".join(text[9:])} for text in texts
+        ]
+    data = datasets.Dataset.from_list(samples)
+    return trl.SFTTrainer(
+        model=tiny("sdpa" if ring is None else "ringray"), processing_class=words(),
+        args=trl.SFTConfig(**arguments("unused", bf16=False, **more)), train_dataset=data,
+        eval_dataset=data.select(range(7)), callbacks=[] if ring is None else [ring],
+    )  # fmt: skip
+
+
+def tuned_like_one_process(steps: int, rank: int, size: int) -> None:
+    """Packed documents without padding, checkpointed layers; then the loss of completions."""
+    packed = {"packing": True, "max_length": 64, "completions": False}
+    for options in (packed, {"completions": True}):
+        options |= {"max_steps": steps if options is packed else 2, "eval_strategy": "steps"}
+        options |= {"eval_steps": max(1, steps // 2)}
+        alone = tuner(None, **options)
+        alone.train()
+        with started(rank, size):
+            shared = tuner(RingCallback(), **options)
+            shared.train()
+        worst = compare(history(shared), history(alone))
+        if rank == 0:
+            print(f"SFTTrainer: {options['max_steps']} steps, losses differ by {worst:.1e} at most")
+
+
+def replicas(rank: int, size: int) -> None:
+    """Rings of two as replicas train as one process with batches as large as all of theirs."""
+    sized = ("per_device_train_batch_size", "per_device_eval_batch_size")
+    options = {"max_steps": 4, "gradient_accumulation_steps": 2, "eval_strategy": "epoch"}
+    large = dict.fromkeys(sized, size), dict.fromkeys(sized, 2)
+    options |= {"data": rows(4 * size), "evaluated": 2 * size}
+    alone = trainer(None, **options, **large[0])
+    alone.train()
+    with started(rank, size):
+        shared = trainer(RingCallback(ring_size=2), **options, **large[1])
+        shared.train()
+    # One process pads more rows to one length.
+    compare(history(shared), history(alone), but="total_flos")
+
+
+def averaged_by_rank(rank: int, size: int) -> None:
+    """Losses that are not averaged over the tokens of all replicas, of accumulated batches, whose
+    last one of an epoch is alone."""
+    options = {"max_steps": 3, "average_tokens_across_devices": False, "data": rows(9)}
+    options |= {"gradient_accumulation_steps": 2}
+    alone = trainer(None, **options)
+    alone.train()
+    with started(rank, size):
+        shared = trainer(RingCallback(), **options)
+        shared.train()
+    compare(history(shared), history(alone))
+
+
+def resumed(rank: int, size: int) -> None:
+    """A training that goes on from a checkpoint is the one that was never interrupted."""
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 4}
+    with started(rank, size):
+        folder = shared_folder()
+        first = trainer(RingCallback(), folder, **options)
+        first.train()
+        second = trainer(RingCallback(), folder, **options)
+        second.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    ends = [[entry["loss"] for entry in history(x) if entry.get("step", 0) > 4 and "loss" in entry]
+            for x in (first, second)]  # fmt: skip
+    assert len(ends[0]) == 2
+    assert ends[0] == ends[1]
+    # One process goes on from it, too: the folder knows nothing of rings.
+    alone = trainer(None, folder, **options)
+    alone.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
+    compare(history(alone)[-3:-1], history(first)[-3:-1])
+
+
+def predictions(rank: int, size: int) -> None:
+    """Logits and labels of all sequences, for metrics, and generated tokens."""
+
+    def accuracy(predicted: transformers.EvalPrediction) -> dict[str, float]:
+        hits = predicted.predictions.argmax(-1)[:, :-1] == predicted.label_ids[:, 1:]
+        return {"hits": float(hits.sum())}
+
+    def whole(ring: RingCallback | None) -> tuple[Any, Any]:
+        init = {"compute_metrics": accuracy}
+        predicting = trainer(ring, init=init, of="Seq2Seq")
+        same = [{"input_ids": row["input_ids"][:13]} for row in rows(5)]
+        outputs = predicting.predict(rows(7)), predicting.evaluate()
+        options = {"predict_with_generate": True, "generation_max_length": 19}
+        generating = trainer(ring, of="Seq2Seq", **options)
+        return outputs, generating.predict(same)
+
+    (want, metrics), tokens = whole(None)
+    with started(rank, size):
+        (got, found), mine = whole(RingCallback())
+    assert got.predictions.shape == want.predictions.shape
+    real = want.label_ids != -100  # what padding predicts means nothing
+    np.testing.assert_allclose(got.predictions[real], want.predictions[real], atol=1e-5)
+    np.testing.assert_array_equal(got.label_ids, want.label_ids)
+    assert got.metrics["test_loss"] == pytest.approx(want.metrics["test_loss"], rel=1e-5)
+    assert got.metrics["test_hits"] == want.metrics["test_hits"]
+    assert found["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)
+    assert (tokens.predictions[:, 13:19] != PAD).any()
+    np.testing.assert_array_equal(mine.predictions, tokens.predictions)
+
+
+def classified(rank: int, size: int) -> None:
+    """The loss of a head that pools the last token, which one rank holds."""
+
+    def labelled(batch: Rows) -> dict[str, Tensor]:
+        inputs = padded(batch)
+        return inputs | {"labels": inputs["input_ids"][:, 0] % 2}
+
+    def trained(ring: RingCallback | None) -> list[dict[str, float]]:
+        attention = "sdpa" if ring is None else "ringray"
+        torch.manual_seed(0)
+        model = transformers.LlamaForSequenceClassification._from_config(
+            transformers.LlamaConfig(**TINY), attn_implementation=attention
+        )
+        options = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+        training = trainer(ring, collate=labelled, model=model, **options)
+        training.train()
+        return history(training)
+
+    want = trained(None)
+    with started(rank, size):
+        compare(trained(RingCallback()), want)
+
+
+def refused(rank: int, size: int) -> None:
+    """What cannot be right is a ValueError on every rank, before the first step."""
+    with started(rank, size):
+        options = {
+            "label_smoothing_factor": 0.1, "neftune_noise_alpha": 5.0, "auto_find_batch_size": True,
+            "eval_use_gather_object": True, "train_sampling_strategy": "batch_rebalance",
+            "accelerator_config": {"dispatch_batches": True},
+        }  # fmt: skip
+        for name, value in options.items():
+            said = "dispatch_batches" if name == "accelerator_config" else name
+            with pytest.raises(ValueError, match=said):
+                trainer(RingCallback(), **{name: value})
+        with pytest.raises(ValueError, match="compute_loss_func"):
+            trainer(RingCallback(), init={"compute_loss_func": lambda *_, **__: None})
+        with pytest.raises(ValueError, match="attends by 'sdpa', expected 'ringray'"):
+            trainer(RingCallback(), attention="sdpa")
+        with pytest.raises(ValueError, match="ring_size: got 3, expected a part of 2"):
+            trainer(RingCallback(ring_size=3))
+        # One rank alone has another option.
+        with pytest.raises(ValueError, match="neftune" if rank else "rank\\(s\\) 1 were refused"):
+            trainer(RingCallback(), neftune_noise_alpha=5.0 if rank else None)
+        with pytest.raises(ValueError, match="ranks disagree about the problem: batches"):
+            trainer(RingCallback(), data=rows(30 + 9 * rank), max_steps=2).train()
+        for collate, said in (
+            (partial(padded, left=True), "padding on the right"),
+            (partial(padded, labelled=True), "labels: padding has labels"),
+            (partial(other, rank), "input_ids: .* here .rank"),
+        ):
+            refusing = trainer(RingCallback(), collate=collate, max_steps=2)
+            with pytest.raises(ValueError, match=said):
+                refusing.train()
+            assert refusing.state.global_step == 0
+    with pytest.raises(ValueError, match="there are 2 ranks; start by torchrun"):
+        trainer(RingCallback())
+
+
+def other(rank: int, batch: Rows) -> dict[str, Tensor]:
+    """A batch that each rank has another one of."""
+    inputs = padded(batch)
+    inputs["input_ids"][0, 0] += rank
+    return inputs
+
+
+def short(rank: int, size: int) -> None:
+    """Fewer samples than ranks, and sequences of fewer tokens than a ring has chunks."""
+    options = {"data": rows(1, 3, 3), "evaluated": 1, "max_steps": 2, "eval_strategy": "epoch"}
+    alone = trainer(None, **options)
+    alone.train()
+    with started(rank, size):
+        shared = trainer(RingCallback(), **options)
+        shared.train()
+    compare(history(shared), history(alone))
