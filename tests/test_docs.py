@@ -41,6 +41,7 @@ RAN = {
     "README.md",
     "docs/accelerate.md",
     "docs/huggingface.md",
+    "docs/plugins.md",
     *(f"docs/{name}" for name, _ in RUN),
 }
 # Commands that take seconds, need neither a cluster nor a store, and print the same everywhere.

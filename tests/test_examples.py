@@ -194,3 +194,9 @@ def test_the_snippets_of_hugging_face_run(tmp_path: Path) -> None:
         dist.destroy_process_group()
     assert torch.equal(names["whole"], names["loss"].detach())
     assert names["batch"]["ring"].cu_seqlens == (0, 100, 250, 509)
+
+
+def test_the_snippet_of_plug_ins_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = executed("plugins.md", "## TRL")
+    assert [entry["step"] for entry in names["trainer"].state.log_history] == [1, 2, 3, 3, 3]

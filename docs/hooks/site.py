@@ -49,6 +49,7 @@ ORDER: dict[str, dict[str, str]] = {
     "In your model": {
         "Modules and context managers": "docs/models.md",
         "Hugging Face": "docs/huggingface.md",
+        "Plug-ins": "docs/plugins.md",
         "Accelerate and torchtitan": "docs/accelerate.md",
         "Coming from another library": "docs/coming-from.md",
         "Coming from a training framework": "docs/coming-from-training.md",
