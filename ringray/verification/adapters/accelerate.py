@@ -20,8 +20,8 @@ from ringray.verification.target import installed
 class AccelerateAdapter(TorchContextParallel):
     """Routes a model as ``Accelerator.maybe_context_parallel`` does."""
 
-    def __init__(self, rotation: str = "allgather") -> None:
-        super().__init__(rotation)
+    def __init__(self, *rotation: str) -> None:
+        super().__init__(*rotation)
         installed("accelerate")
         self.accelerator: Any = None
 

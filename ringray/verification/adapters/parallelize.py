@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import nn
 
-import ringray
-from ringray.training.mesh import Mesh
+from ringray.training.mesh import Mesh, make_mesh
+from ringray.training.parallelize import parallelize
 from ringray.verification.adapters.ring import RingAdapter
 
 
@@ -18,11 +18,11 @@ class ParallelizeAdapter(RingAdapter):
     def prepare(self, model: nn.Module) -> nn.Module:
         """Shards the weights; others than these models are refused."""
         if self.mesh is None:
-            self.mesh = ringray.make_mesh(device=next(model.parameters()).device.type)
+            self.mesh = make_mesh(device=next(model.parameters()).device.type)
             self.group = self.mesh.ring
         super().prepare(model)
         self.route()
-        return ringray.parallelize(model, self.mesh)
+        return parallelize(model, self.mesh)
 
     @property
     def shards(self) -> dist.ProcessGroup | None:

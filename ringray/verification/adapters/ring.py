@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import ringray
 from ringray import partition as partitions
 from ringray import transport as transports
+from ringray.attention.deal import deal
+from ringray.attention.sharding import shard
 from ringray.models.decoder import Decoder
+from ringray.models.sdpa import context_parallel
 from ringray.nn import ContextParallelAttention
 from ringray.partition import Partitioning
 from ringray.verification import defaults
@@ -61,10 +63,10 @@ class RingAdapter:
             )
         if self.partition == partitions.BALANCED:
             ranks = dist.get_world_size(self.group)
-            options["partition"] = ringray.deal(self.seq_len, ranks, cu_seqlens=self.documents)
+            options["partition"] = deal(self.seq_len, ranks, cu_seqlens=self.documents)
         self.dealt = options["partition"]
         dealt = {
-            name: ringray.shard(x, dim=_SEQUENCE, pad_value=_PADDING.get(name, 0), **options)
+            name: shard(x, dim=_SEQUENCE, pad_value=_PADDING.get(name, 0), **options)
             for name, x in batch.items()
             if x.dim() > 1
         }
@@ -91,7 +93,7 @@ class RingAdapter:
         """Routes attention over the ring, where the model does not do so itself."""
         if not self.seq_len or defaults.is_transformers(self.model) or _attention_of(self.model):
             return nullcontext()
-        return ringray.context_parallel(
+        return context_parallel(
             group=self.group, partition=self.dealt, transport=self.transport,
             seq_len=self.seq_len, cu_seqlens=self.documents,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from ringray.verification.target import installed
 class UlyssesAdapter:
     """Routes a Hugging Face model over DeepSpeed's Ulysses."""
 
-    UNIT = 1
+    BATCH = 1  # rows, which it is told before it sees any
 
     def __init__(self) -> None:
         installed("deepspeed")
@@ -25,13 +25,15 @@ class UlyssesAdapter:
         """Registers Ulysses in the place of the model's attention."""
         if not defaults.is_transformers(model):
             raise ValueError(f"got {type(model).__name__}, expected a model of transformers")
+        import deepspeed
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
+        deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
         UlyssesSPAttentionHF.register_with_transformers(
             model_name_or_path=model,
             core_attn_implementation=model.config._attn_implementation,  # type: ignore[union-attr]
             sequence_parallel_size=dist.get_world_size(),
-            micro_batch_size=1,
+            micro_batch_size=self.BATCH,
         )
         return model
 
