@@ -4,10 +4,11 @@ A probe is a function ``(evidence) -> iterator of findings``. It raises ``Skip``
 a target has nothing to try, and lets ``Refused`` pass where a target refuses a batch itself. To add
 one, write the function and name it in ``PROBES``; every target of the contract suite then runs it.
 
-forward    logits of whole sequences, packed documents and odd lengths, at large positions
+forward    logits of whole sequences, packed documents, and at large positions
 causality  which token changes which row
 losses     losses, uneven labels, labels at the edges of shards, a router's loss
 gradients  every gradient, and their norm
+padding    lengths that the ranks do not divide, and what fills them up
 training   dropout, and a training that stops and goes on
 generation tokens that are generated
 """
