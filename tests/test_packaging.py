@@ -98,10 +98,16 @@ esac
 """
 
 
+# Programs of the plug-ins, then torch and ringray.
+OF_PIP = "python requirements.txt", "python constraints.txt"
+
+
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock"):
-        shutil.copy(ROOT / name, tmp_path)
+    plugins = "tests/plugins/requirements.txt"
+    (tmp_path / plugins).parent.mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "requirements.lock", plugins):
+        shutil.copy(ROOT / name, tmp_path / name)
     return tmp_path
 
 
@@ -117,20 +123,22 @@ def make(clone: Path, fails: str, *words: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize(
     ("settings", "fails", "installers"),
     [
-        ([], "nothing", ["python uv.txt", "uv requirements.lock", "python constraints.txt"]),
-        (["UV="], "nothing", ["python without-uv.txt", "python constraints.txt"]),
+        ([], "nothing", ["python uv.txt", "uv requirements.lock", *OF_PIP]),
+        (["UV="], "nothing", ["python without-uv.txt", *OF_PIP]),
         (
             [],
             "requirements.lock",
             [
-                "python uv.txt", "uv requirements.lock", "python without-uv.txt",
-                "python constraints.txt",
+                "python uv.txt", "uv requirements.lock", "python without-uv.txt", *OF_PIP
             ],
         ),
         (
             ["TORCH_BY=uv", "TORCH=torch==2.11.*"],
             "nothing",
-            ["python uv.txt", "uv requirements.lock", "uv constraints.txt"],
+            [
+                "python uv.txt", "uv requirements.lock", "python requirements.txt",
+                "uv constraints.txt",
+            ],
         ),
     ],
 )  # fmt: skip

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ringray.verification.double import in_double
-from ringray.verification.target import Target, TargetError, load
+from ringray.verification.target import TargetError, VerifiedTarget, load
 
 Array = NDArray[Any]
 BASE = 1 << 24  # of the numbers that stand for rows where a batch is dealt to learn how
@@ -92,7 +92,7 @@ class Process:
     ``exact`` is the model in fp64, which the process that runs alone has.
     """
 
-    target: Target
+    target: VerifiedTarget
 
     def __init__(self, rank: int, ranks: int, device: str) -> None:
         self.rank, self.ranks, self.device = rank, ranks, device

@@ -65,7 +65,7 @@ class TargetError(UserError):
 
 
 @dataclass
-class Target:
+class VerifiedTarget:
     """The functions of a target, each from its file, the adapter or the defaults."""
 
     name: str
@@ -141,7 +141,7 @@ def installed(package: str) -> None:
         )
 
 
-def load(text: str, adapter: str | None = None) -> Target:
+def load(text: str, adapter: str | None = None) -> VerifiedTarget:
     """Returns the target that ``text`` names, with the functions of an adapter below its own.
 
     Raises:
@@ -161,7 +161,7 @@ def load(text: str, adapter: str | None = None) -> Target:
         raise TargetError(
             f"it has no function {name or 'build'}(); it has {', '.join(names) or 'none'}"
         )
-    target = Target(text, build)
+    target = VerifiedTarget(text, build)
     # Functions beside one that was named may be of something else.
     beside = () if name and path is None else (module,)
     defaults = importlib.import_module("ringray.verification.defaults")

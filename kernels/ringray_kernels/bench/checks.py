@@ -39,7 +39,7 @@ Reference = Mapping[str, Sample]  # by name of the tensor
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """The result of a check.
 
     ``errors``: by tensor, relative to the norm; ``share``: the largest one over the limit, at most
@@ -138,7 +138,7 @@ def relative_error(got: Tensor, want: Tensor) -> float:
 
 def check(
     results: Mapping[str, Tensor], right: Reference, dtype: torch.dtype, *, quantized: bool = False
-) -> Verdict:
+) -> CheckResult:
     """Checks that ``results`` (by name, (1, heads, S, D)) are finite, and right in the sample.
     ``quantized``: of q, k and v in 8 bits.
 
@@ -158,4 +158,4 @@ def check(
         elif not errors[name] <= limit:
             wrong.append(f"{name} is off by {errors[name]:.1e}, limit {limit:.1e}")
     worst = max(errors.values())
-    return Verdict(errors, worst / limit, "; ".join(wrong) or None)
+    return CheckResult(errors, worst / limit, "; ".join(wrong) or None)

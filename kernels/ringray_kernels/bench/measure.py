@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ringray_kernels.bench import checks, machine, timing
-from ringray_kernels.bench.checks import Verdict
+from ringray_kernels.bench.checks import CheckResult
 from ringray_kernels.bench.contenders import CONTENDERS, Results, Unsupported, is_ours
 from ringray_kernels.bench.problems import Point, is_headline, make_sets
 
@@ -122,7 +122,7 @@ def timed(
     case: str,
     contender: str,
     flops: float,
-    verdict: Verdict,
+    verdict: CheckResult,
     result: timing.Timing | None,
     peak: float | None,
 ) -> Record:
@@ -178,7 +178,7 @@ class _Right(NamedTuple):
     they must not change."""
 
     calls: list[Callable[[], Results]]
-    verdict: Verdict
+    verdict: CheckResult
     before: Results
 
 

@@ -194,7 +194,7 @@ class VirtualBench:
         ring: VirtualRing,
         whole: VirtualRing,
         clock: Clock,
-        verdict: checks.Verdict,
+        verdict: checks.CheckResult,
     ) -> Record:
         once: list[float] = []
         hops: list[list[float]] = []
