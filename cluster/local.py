@@ -86,13 +86,13 @@ class Local:
 
     def _environment(self) -> dict[str, str]:
         head = self.config["provider"]["head_node_id"]
-        kept = os.environ | self.exports()
-        del kept["RAY_ADDRESS"]  # which is for clients
-        path = [str(CONFIG.parent), *filter(None, [kept.get("PYTHONPATH")])]
+        environment = os.environ | self.exports()
+        del environment["RAY_ADDRESS"]  # which is for clients
+        path = [str(CONFIG.parent), *filter(None, [environment.get("PYTHONPATH")])]
         # Jobs run `python` on the head: this puts the cluster's own first.
-        found = [str(Path(sys.executable).parent), *filter(None, [kept.get("PATH")])]
-        return kept | {
-            "PATH": os.pathsep.join(found),
+        commands = [str(Path(sys.executable).parent), *filter(None, [environment.get("PATH")])]
+        return environment | {
+            "PATH": os.pathsep.join(commands),
             "PYTHONPATH": os.pathsep.join(path),
             # The provider makes up the ids of nodes, including the head's.
             "RAY_FAKE_CLUSTER": "1",

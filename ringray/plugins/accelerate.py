@@ -58,7 +58,7 @@ def use_ring(accelerator: Accelerator, **options: Any) -> None:
         )
     blocks, prepare = _Blocks(mesh, options), accelerator.prepare
     accelerator.maybe_context_parallel = blocks.block
-    accelerator.prepare = lambda *objects, **more: blocks.watch(prepare(*objects, **more))
+    accelerator.prepare = lambda *objects, **options: blocks.watch(prepare(*objects, **options))
     blocks.watch(accelerator._models)
 
 

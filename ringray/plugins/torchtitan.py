@@ -91,8 +91,8 @@ def _window(inner: Any) -> int | None:
     if type(inner) is FlexAttention.Config:
         return None
     if type(inner) is VarlenAttention.Config and inner.window_size[1] == 0:
-        left = inner.window_size[0]
-        return None if left < 0 else left
+        before = inner.window_size[0]
+        return None if before < 0 else before
     raise ValueError(
         f"config: got inner attention {inner!r}, expected FlexAttention.Config, or "
         "VarlenAttention.Config with a window_size of (keys before a query or -1, 0)"
@@ -155,9 +155,9 @@ class RingInnerAttention(Module):
         def build(self, **arguments: Any) -> Any:
             """Builds the module, whose keys and values stay sharded: the ring sends them."""
             if (layout := self.sharding_config) is not None:
-                kept = layout.in_src_shardings
-                gradients = LocalMapConfig(in_grad_placements=tuple(kept.values()))
-                layout = replace(layout, in_dst_shardings=kept, local_map=gradients)
+                sharding = layout.in_src_shardings
+                gradients = LocalMapConfig(in_grad_placements=tuple(sharding.values()))
+                layout = replace(layout, in_dst_shardings=sharding, local_map=gradients)
             made = Module.Config.build(self, **arguments)
             made._sharding_config = layout
             return made

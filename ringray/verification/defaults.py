@@ -83,10 +83,10 @@ def takes_all(model: nn.Module) -> bool:
     return any(x.kind is x.VAR_KEYWORD for x in parameters.values())
 
 
-def step(model: nn.Module, batch: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Runs a forward, with ``more`` of its arguments; the loss is the model's own, or the mean over
+def step(model: nn.Module, batch: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Runs a forward, with ``options`` beside them; the loss is the model's own, or the mean over
     all labels of all ranks."""
-    out = model(**arguments(model, batch) | more)
+    out = model(**arguments(model, batch) | options)
     if isinstance(out, Tensor):
         out = {"logits": out} if out.dim() else {"logits": None, "loss": out}
     elif isinstance(out, tuple):

@@ -143,7 +143,7 @@ def test_a_cable_is_pulled(place: Place, hosts: Hosts) -> None:
     """Nothing is refused and nobody is told; the next ring is on machines that answer."""
     head, there = hosts
     driver = begun(place, apart("cable", 2, replicas=REPLICAS), "--address", head.address)
-    cut = next(one for one in there if cables.runs(one, place.ranks()[1].pid))
+    cut = next(node for node in there if cables.runs(node, place.ranks()[1].pid))
     _, fault = recovered(place, driver, "cable", lambda: cables.cut(cut))
     assert fault["kind"] == "node-lost", fault
     assert fault["node"].startswith(cut.address)
@@ -162,7 +162,7 @@ def test_a_cable_is_pulled_while_ranks_start(place: Place, hosts: Hosts) -> None
     driver = place.start("run", place.spec(text), "--no-tracking", "--address", head.address)
     victim = drive.wait_until("a rank starts", place.ranks)[0]
     assert "__init__" in drive.title(victim), "it has started already"
-    cut = next(one for one in there if cables.runs(one, victim.pid))
+    cut = next(node for node in there if cables.runs(node, victim.pid))
     since = time.time()
     cables.cut(cut)
     done = place.end(driver)

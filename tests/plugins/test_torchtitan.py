@@ -47,11 +47,11 @@ def test_losses_are_those_of_its_own_attention_in_one_process() -> None:
     assert ring["full_dtensor:5"] == pytest.approx(both, abs=2e-4)
 
 
-def parallelized(config: Any, **more: Any) -> None:
+def parallelized(config: Any, **overrides: Any) -> None:
     """What the Trainer does before its first step, so far as the ring is concerned."""
     with torch.device("meta"):
         model = config.model_spec.model.build()
-    options = {"context_parallel_load_balancer": "headtail", **more}
+    options = {"context_parallel_load_balancer": "headtail", **overrides}
     dims = SimpleNamespace(cp_enabled=True, get_optional_mesh=lambda *_, **__: None)
     config.model_spec.parallelize_fn(
         model, parallel_dims=dims, parallelism=SimpleNamespace(**options)

@@ -32,7 +32,7 @@ def accelerator(size: int = 1, cp: int | None = None) -> Iterator[Any]:
 
     states = (AcceleratorState, PartialState, GradientState)
     with pytest.MonkeyPatch.context() as patch:
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if size > 1:
             rank = str(dist.get_rank())
             for name, value in (
@@ -44,14 +44,14 @@ def accelerator(size: int = 1, cp: int | None = None) -> Iterator[Any]:
             # GPUs. All that runs after that is its own, on gloo.
             PartialState(cpu=True)
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-            more = {
+            options = {
                 "parallelism_config": ParallelismConfig(
                     cp_size=size if cp is None else cp, dp_shard_size=size // cp if cp else 1
                 ),
                 "fsdp_plugin": FullyShardedDataParallelPlugin(fsdp_version=2),
             }
         try:
-            yield Accelerator(cpu=True, **more)
+            yield Accelerator(cpu=True, **options)
         finally:
             for state in states:
                 state._reset_state()

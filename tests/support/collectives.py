@@ -103,11 +103,11 @@ def plain_loss() -> Collective:
 def linear_loss() -> Collective:
     head = nn.Linear(HIDDEN, VOCABULARY)
 
-    def run(x: Any, labels: Any, **more: Any) -> Tensor:
+    def run(x: Any, labels: Any, **others: Any) -> Tensor:
         own = head.to(x.dtype) if x.device.type == "cpu" and x.is_floating_point() else head
         if x.device.type == "meta":
             own = nn.Linear(HIDDEN, VOCABULARY, device="meta")
-        return ringray.nn.sharded_linear_cross_entropy(x, own, labels, rows=3, **more)
+        return ringray.nn.sharded_linear_cross_entropy(x, own, labels, rows=3, **others)
 
     values = torch.randn(1, ROWS, HIDDEN)
     loss = loss_of(run, values, "x")
@@ -201,11 +201,11 @@ def of_tokens(name: str) -> Collective:
     """A function of rows whose vocabulary is sharded over all ranks."""
     function, values = getattr(ringray.nn, name), torch.randn(1, ROWS, VOCABULARY)
     labels = torch.ones(1, ROWS, dtype=torch.int64)
-    more = {"token_log_probs": (labels,), "token_top_k": (2,)}.get(name, ())
+    others = {"token_log_probs": (labels,), "token_top_k": (2,)}.get(name, ())
     world = dist.group.WORLD
 
     def run(x: Any, *arguments: Any, **options: Any) -> Any:
-        return function(x, *(arguments or more), **{"vocab_group": world, **options})
+        return function(x, *(arguments or others), **{"vocab_group": world, **options})
 
     wrong: Calls = {
         "logits: got torch.int64": partial(run, values.long()),
@@ -240,7 +240,7 @@ def of_tokens(name: str) -> Collective:
     other: Calls = {
         "temperature: ": partial(run, values, temperature=2),
         "dtype: ": partial(run, values.double()),
-        "shape: ": partial(run, values[:, :2], *(x[:, :2] for x in more if x is labels)),
+        "shape: ": partial(run, values[:, :2], *(x[:, :2] for x in others if x is labels)),
         "columns: ": partial(run, values[..., :4]),
         "disagree about what they do": partial(ringray.unshard, values, dim=1),
     }  # fmt: skip
@@ -347,8 +347,8 @@ def module() -> Collective:
 def decoding() -> Collective:
     x = torch.randn(1, 2, 1, HIDDEN)
 
-    def filled(**more: Any) -> ringray.ShardedKV:
-        sizes = {"batch": 1, "kv_heads": 2, "head_dim": HIDDEN, "capacity": 8} | more
+    def filled(**others: Any) -> ringray.ShardedKV:
+        sizes = {"batch": 1, "kv_heads": 2, "head_dim": HIDDEN, "capacity": 8} | others
         cache = ringray.ShardedKV.empty(**sizes, dtype=torch.float32)
         cache.append(x, x)
         return cache

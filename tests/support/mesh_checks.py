@@ -62,12 +62,12 @@ def of_a_model(rank: int, size: int) -> None:
     """A Hugging Face model trains and generates on a mesh."""
     model, (ids, labels) = tiny("ringray"), tokens(batch=1)
     mesh = _meshes(size)["cp"]
-    found = []
+    results = []
     for group in (mesh, mesh.get_group()):
         batch = hf.shard_batch(model, ids, labels=labels, group=group)
         answer = hf.generate(model, ids, group=group, max_new_tokens=3)
-        found.append([model(**batch).loss, answer])
-    assert all(map(torch.equal, *found))
+        results.append([model(**batch).loss, answer])
+    assert all(map(torch.equal, *results))
 
 
 def is_compiled(rank: int, size: int) -> None:

@@ -113,10 +113,10 @@ def labels_two_tokens_on(rank: int, size: int) -> None:
     """What a multi-token head needs is what one process cuts out."""
     ids = torch.randint(0, 99, (2, SEQ_LEN), generator=torch.Generator().manual_seed(1))
     partition = dealt(BALANCED, SEQ_LEN, cu_seqlens=CUTS)
-    one = ringray.nn.next_token_labels(ids, CUTS)
-    two = ringray.nn.next_token_labels(one.where(one >= 0, 0), CUTS)
+    following = ringray.nn.next_token_labels(ids, CUTS)
+    two = ringray.nn.next_token_labels(following.where(following >= 0, 0), CUTS)
     mine = ringray.shard(ids, dim=1, partition=partition)
-    for by, want in ((1, one), (2, two)):
+    for by, want in ((1, following), (2, two)):
         expected = shifted(ids, by, CUTS, -100)
         got = ringray.shift(mine, by, dim=1, partition=partition, cu_seqlens=CUTS, fill=-100)
         assert torch.equal(ringray.unshard(got, dim=1, partition=partition), expected)

@@ -107,9 +107,9 @@ class Memory:
         return SimpleNamespace(max_reserved_gib=0.0, max_reserved_pct=0.0)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, **more: Any) -> tuple[Tensor, None]:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, **scores: Any) -> tuple[Tensor, None]:
     mask = create_mask(block_mask.mask_mod, len(q), 1, q.shape[2], k.shape[2], device="cpu")
-    options = {name: more[name] for name in ("scale", "enable_gqa")}
+    options = {name: scores[name] for name in ("scale", "enable_gqa")}
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options), None
 
 
@@ -167,7 +167,7 @@ if __name__ == "__main__":
     attention._compiled_create_block_mask = create_block_mask
     metrics.build_device_memory_monitor = Memory
     utils.set_pg_timeouts = lambda **_: None
-    found = {case: losses(case) for case in sys.argv[1:]}
+    by_case = {case: losses(case) for case in sys.argv[1:]}
     if os.environ["RANK"] == "0":
-        print("losses:", json.dumps(found))
+        print("losses:", json.dumps(by_case))
     dist.destroy_process_group()

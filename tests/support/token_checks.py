@@ -103,8 +103,13 @@ def vocabulary_is_sharded(rank: int, size: int) -> None:
         got = here(mine, labels, rows=10, **options)
         if size > 1:
             rows = labels.numel()
-            kept = min(5, VOCABULARY // size)
-            assert gathered == [3 * rows * 8, 3 * rows * 8, (2 + kept) * rows * 8, kept * rows * 8]
+            candidates = min(5, VOCABULARY // size)
+            assert gathered == [
+                3 * rows * 8,
+                3 * rows * 8,
+                (2 + candidates) * rows * 8,
+                candidates * rows * 8,
+            ]
         gathered.clear()
         for what, values in got.items():
             (grad,) = torch.autograd.grad(values, mine, upstream)

@@ -91,25 +91,25 @@ def padded(batch: Rows, *, left: bool = False, labelled: bool = False) -> dict[s
     }
 
 
-def arguments(folder: Path | str, **more: Any) -> dict[str, Any]:
+def arguments(folder: Path | str, **changes: Any) -> dict[str, Any]:
     return {
         "output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True,
         "logging_steps": 1, "save_strategy": "no", "learning_rate": 3e-3,
         "per_device_train_batch_size": 3, "per_device_eval_batch_size": 4,
-    } | more  # fmt: skip
+    } | changes  # fmt: skip
 
 
 def trainer(
     ring: RingCallback | None, folder: Path | str = "unused", *, attention: str | None = None,
     data: Rows | None = None, evaluated: int = 7, collate: Any = padded, of: str = "",
-    init: Any = None, model: Any = None, **more: Any,
+    init: Any = None, model: Any = None, **changes: Any,
 ) -> transformers.Trainer:  # fmt: skip
     """A trainer of one process, or on a ring. ``init``: of its constructor."""
     attention = attention or ("sdpa" if ring is None else "ringray")
     kind = getattr(transformers, f"{of}TrainingArguments")
     data = rows() if data is None else data
     return getattr(transformers, f"{of}Trainer")(
-        model=model or tiny(attention), args=kind(**arguments(folder, **more)), train_dataset=data,
+        model=model or tiny(attention), args=kind(**arguments(folder, **changes)), train_dataset=data,
         eval_dataset=data[:evaluated], data_collator=collate,
         callbacks=[] if ring is None else [ring], **(init or {}),
     )  # fmt: skip
@@ -169,7 +169,7 @@ def words() -> Any:
     )
 
 
-def tuner(ring: RingCallback | None, *, completions: bool, **more: Any) -> Any:
+def tuner(ring: RingCallback | None, *, completions: bool, **changes: Any) -> Any:
     """TRL's trainer of one process, or on a ring. ``completions``: loss of the second part only."""
     trl, datasets = importlib.import_module("trl"), importlib.import_module("datasets")
     texts = [[f"w{int(token)}" for token in row["input_ids"]] for row in rows()]
@@ -181,7 +181,7 @@ def tuner(ring: RingCallback | None, *, completions: bool, **more: Any) -> Any:
     data = datasets.Dataset.from_list(samples)
     return trl.SFTTrainer(
         model=tiny("sdpa" if ring is None else "ringray"), processing_class=words(),
-        args=trl.SFTConfig(**arguments("unused", bf16=False, **more)), train_dataset=data,
+        args=trl.SFTConfig(**arguments("unused", bf16=False, **changes)), train_dataset=data,
         eval_dataset=data.select(range(7)), callbacks=[] if ring is None else [ring],
     )  # fmt: skip
 
@@ -267,14 +267,14 @@ def predictions(rank: int, size: int) -> None:
 
     (want, metrics), tokens = whole(None)
     with started(rank, size):
-        (got, found), mine = whole(RingCallback())
+        (got, evaluated), mine = whole(RingCallback())
     assert got.predictions.shape == want.predictions.shape
     real = want.label_ids != -100  # what padding predicts means nothing
     np.testing.assert_allclose(got.predictions[real], want.predictions[real], atol=1e-5)
     np.testing.assert_array_equal(got.label_ids, want.label_ids)
     assert got.metrics["test_loss"] == pytest.approx(want.metrics["test_loss"], rel=1e-5)
     assert got.metrics["test_hits"] == want.metrics["test_hits"]
-    assert found["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)
+    assert evaluated["eval_loss"] == pytest.approx(metrics["eval_loss"], rel=1e-5)
     assert (tokens.predictions[:, 13:19] != PAD).any()
     np.testing.assert_array_equal(mine.predictions, tokens.predictions)
 
@@ -311,8 +311,8 @@ def refused(rank: int, size: int) -> None:
             "accelerator_config": {"dispatch_batches": True},
         }  # fmt: skip
         for name, value in options.items():
-            said = "dispatch_batches" if name == "accelerator_config" else name
-            with pytest.raises(ValueError, match=said):
+            reason = "dispatch_batches" if name == "accelerator_config" else name
+            with pytest.raises(ValueError, match=reason):
                 trainer(RingCallback(), **{name: value})
         with pytest.raises(ValueError, match="compute_loss_func"):
             trainer(RingCallback(), init={"compute_loss_func": lambda *_, **__: None})
@@ -325,13 +325,13 @@ def refused(rank: int, size: int) -> None:
             trainer(RingCallback(), neftune_noise_alpha=5.0 if rank else None)
         with pytest.raises(ValueError, match="ranks disagree about the problem: batches"):
             trainer(RingCallback(), data=rows(30 + 9 * rank), max_steps=2).train()
-        for collate, said in (
+        for collate, reason in (
             (partial(padded, left=True), "padding on the right"),
             (partial(padded, labelled=True), "labels: padding has labels"),
             (partial(other, rank), "input_ids: .* here .rank"),
         ):
             refusing = trainer(RingCallback(), collate=collate, max_steps=2)
-            with pytest.raises(ValueError, match=said):
+            with pytest.raises(ValueError, match=reason):
                 refusing.train()
             assert refusing.state.global_step == 0
     with pytest.raises(ValueError, match="there are 2 ranks; start by torchrun"):

@@ -19,10 +19,10 @@ _LIMIT = 1200.0  # seconds: longer than a busy machine takes
 class KeptWorld(World):
     """The processes of one target, and then of another."""
 
-    kept: ClassVar[dict[int, World]] = {}  # by the number of ranks
+    running: ClassVar[dict[int, World]] = {}  # by the number of ranks
 
     def __enter__(self) -> World:
-        before = self.kept.pop(self.ranks, None)
+        before = self.running.pop(self.ranks, None)
         if before is None:
             return super().__enter__()
         self._children, self._folder = before._children, before._folder
@@ -36,7 +36,7 @@ class KeptWorld(World):
 
     def __exit__(self, kind: Any, error: Any, tb: Any) -> None:
         if kind is None and len(self._children) == 1 + self.ranks:
-            self.kept[self.ranks] = self
+            self.running[self.ranks] = self
         else:
             super().__exit__(kind, error, tb)
 
@@ -44,7 +44,7 @@ class KeptWorld(World):
 @atexit.register
 def end() -> None:
     """Ends all processes that are kept."""
-    for world in KeptWorld.kept.values():
+    for world in KeptWorld.running.values():
         World.__exit__(world, None, None, None)
 
 

@@ -233,8 +233,8 @@ def _places(group: Any) -> list[RankLocation]:
     nodes = {node["NodeID"]: node for node in ray.nodes()}
     places = []
     for bundle, node in sorted(placement_group_table(group)["bundles_to_node_id"].items()):
-        known = nodes.get(node, {})
-        name = f"{known.get('NodeManagerAddress', 'an unknown host')} (node {node[:8]})"
-        zones = zones_of(known.get("Labels") or {})
+        facts = nodes.get(node, {})
+        name = f"{facts.get('NodeManagerAddress', 'an unknown host')} (node {node[:8]})"
+        zones = zones_of(facts.get("Labels") or {})
         places.append(RankLocation(node, zones, name=name, bundle=bundle))
     return places
