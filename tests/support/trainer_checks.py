@@ -109,8 +109,8 @@ def trainer(
     kind = getattr(transformers, f"{of}TrainingArguments")
     data = rows() if data is None else data
     return getattr(transformers, f"{of}Trainer")(
-        model=model or tiny(attention), args=kind(**arguments(folder, **changes)), train_dataset=data,
-        eval_dataset=data[:evaluated], data_collator=collate,
+        model=model or tiny(attention), args=kind(**arguments(folder, **changes)),
+        train_dataset=data, eval_dataset=data[:evaluated], data_collator=collate,
         callbacks=[] if ring is None else [ring], **(init or {}),
     )  # fmt: skip
 
