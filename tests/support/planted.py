@@ -492,7 +492,7 @@ def table() -> str:
     lines = ["| bug | report | probe | mistake | begins at |", "|---|---|---|---|---|"]
     for bug in BUGS.values():
         place = Origin(bug.rank, bug.layer, bug.token)
-        where = "" if place == (None, None, None) else str(place)
+        where = "–" if place == (None, None, None) else str(place)
         lines.append(f"| {bug.what} | {bug.report} | {bug.probe} | {bug.mistake} | {where} |")
     return "\n".join(lines)
 

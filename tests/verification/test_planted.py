@@ -49,6 +49,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
             yield processes
 
 
+def test_the_page_has_the_table_of_bugs() -> None:
+    page = Path(__file__).parents[2] / "docs" / "verify.md"
+    assert planted.table() in page.read_text()
+
+
 # Those of a feature stand together, so that one process builds its model once.
 @pytest.mark.parametrize("bug", sorted(BUGS, key=lambda x: BUGS[x].feature))
 def test_each_bug_is_found_and_named(world: Planted, bug: str) -> None:
