@@ -67,7 +67,7 @@ def test_only_some_rows_of_logits_exist() -> None:
         ({"temperature": float("nan")}, "temperature: got nan"),
         ({"rows": 2.5}, "rows: got 2.5, expected None or an integer of at least 1"),
         ({"ignore_index": 0.5}, "ignore_index: got 0.5"),
-        ({"vocab_group": 3}, "group: got int, expected a process group or None"),
+        ({"vocab_group": 3}, "group: got int, expected a process group, a DeviceMesh"),
     ],
 )
 def test_wrong_arguments_are_told(options: dict[str, Any], says: str) -> None:

@@ -34,6 +34,7 @@ def losses(*cases: str, ranks: int) -> dict[str, list[float]]:
     return printed
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_its_own_attention_in_one_process() -> None:
     alone = losses("plain:50", "spmd_types:5", ranks=1)
     want = alone["plain:50"]
