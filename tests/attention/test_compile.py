@@ -105,6 +105,7 @@ def test_the_other_operators_are_well_formed() -> None:
     call = torch.tensor(0)
     opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), call, 1, *rule, None, 1, True))
     place = (2, 1, *rule, None, 1, 7, torch.tensor([0, 3, 7]))
+    ringray.shift(x, 2, dim=1, partition="contiguous")  # its import registers the operators
     opcheck(ops.shift.default, (ringray.shard(x, dim=1), 1.0, True, *place))
     opcheck(ops.shift_backward.default, (torch.randn(2, 8, 3), call, *place))
     opcheck(ops.positions.default, ("striped", None, 8, 2, 1))
