@@ -13,7 +13,9 @@ from pathlib import Path
 import ringray
 import ringray.nn
 from ringray.attention.agreement import RefusedError
-from tests.support.collectives import COLLECTIVES, Collective, steps
+from tests.support.collectives import COLLECTIVES
+from tests.support.collectives.collective import Collective
+from tests.support.collectives.training import steps
 from tests.support.ranks import on_ring
 
 # Public names that send nothing.

@@ -9,15 +9,13 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -29,6 +27,7 @@ import ringray.nn
 from ringray.attention import arguments
 from ringray.transport import TRANSPORTS
 from ringray_kernels import testing
+from tests.support.states import STATES, WITHOUT_GRADIENTS
 
 Results = list[Tensor | int | str]
 Call = Callable[[], Results]
@@ -52,76 +51,6 @@ FEATURES: dict[str, dict[str, Any]] = {
 TRANSPORTS_WITHOUT_NUMBERS = [name for name in TRANSPORTS if name not in ("staged", "double-ring")]
 
 
-# States
-
-
-@contextmanager
-def changed(get: Callable[[], Any], set_: Callable[[Any], object], value: Any) -> Iterator[None]:
-    """A state that is one value of torch."""
-    before = get()
-    set_(value)
-    try:
-        yield
-    finally:
-        set_(before)
-
-
-class Holding(TorchDispatchMode):
-    """Holds every result, and finds those that are changed in place later."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: list[tuple[str, Tensor, int]] = []
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        # Views change with what they view, and an empty tensor is there to be filled.
-        views = any(x.alias_info for x in func._schema.returns)
-        made = not func._schema.is_mutable and not views and "empty" not in str(func)
-        for x in torch.utils._pytree.tree_leaves(out) if made else ():
-            if isinstance(x, Tensor) and not x.is_inference():
-                self.held.append((str(func), x, x._version))
-        return out
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        changed = {name for name, x, version in self.held if x._version != version}
-        assert not changed, f"changed in place: {changed}"
-
-
-class Doubling(TorchFunctionMode):
-    """Changes what products and exponentials return to whoever lets it."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", "")
-        return out * 2 if name in ("__matmul__", "exp", "exp_", "sigmoid", "sub_") else out
-
-
-STATES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "bf16 by default": functools.partial(
-        changed, torch.get_default_dtype, torch.set_default_dtype, torch.bfloat16
-    ),
-    "fp64 by default": functools.partial(
-        changed, torch.get_default_dtype, torch.set_default_dtype, torch.float64
-    ),
-    "device by default": functools.partial(changed, lambda: None, torch.set_default_device, "meta"),
-    "inference": torch.inference_mode,
-    "no gradients": torch.no_grad,
-    "gradients": torch.enable_grad,
-    "deterministic": functools.partial(
-        changed, lambda: False, torch.use_deterministic_algorithms, True
-    ),
-    "three threads": functools.partial(changed, torch.get_num_threads, torch.set_num_threads, 3),
-    "dispatch mode": Holding,
-    "function mode": Doubling,
-    "anomalies": lambda: torch.autograd.detect_anomaly(check_nan=False),
-}
-WITHOUT_GRADIENTS = ("inference", "no gradients")
 # Called at a time when a function mode of the user is meant to change the user's own operators.
 OWN_OPERATORS = (
     "ContextParallelAttention", "context_parallel", "sharded_cross_entropy",
