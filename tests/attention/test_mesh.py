@@ -14,10 +14,13 @@ def test_a_ring_of_two() -> None:
     on_ring(
         2,
         (
-            checks.is_its_group, checks.of_a_model, checks.is_compiled,
-            checks.of_pytorchs_context_parallel, checks.has_one_dimension,
+            checks.is_its_group,
+            checks.of_a_model,
+            checks.is_compiled,
+            checks.of_pytorchs_context_parallel,
+            checks.has_one_dimension,
         ),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("name", ["mesh", "device_mesh"])

@@ -77,11 +77,13 @@ def placed(x: Tensor, layout: str) -> Tensor:
 @pytest.mark.parametrize(
     ("mask", "value_dim", "layout", "owner"),
     [
-        *((mask, DIM, "", True) for mask in MASKS), ("causal", 8, "", True),
-        ("window", DIM, "odd rows", True), ("documents", DIM, "odd address", True),
+        *((mask, DIM, "", True) for mask in MASKS),
+        ("causal", 8, "", True),
+        ("window", DIM, "odd rows", True),
+        ("documents", DIM, "odd address", True),
         ("full", DIM, "", False),
     ],
-)  # fmt: skip
+)
 def test_two_hops_are_within_the_budget(
     vendor: Any, mask: str, value_dim: int, layout: str, owner: bool
 ) -> None:
@@ -144,7 +146,7 @@ FILES = {
 
 
 def tensor_on_gpu() -> Any:
-    """What backends look at of a tensor on a GPU."""
+    """Returns what backends look at of a tensor on a GPU."""
     device = torch.device("cuda")
     return SimpleNamespace(device=device, dtype=torch.bfloat16, shape=(1, 8, 64, 128))
 

@@ -24,7 +24,7 @@ VOCABULARY, SEQ_LEN = 97, 64
 
 @contextmanager
 def accelerator(size: int = 1, cp: int | None = None) -> Iterator[Any]:
-    """An accelerator of ``size`` processes with a ``cp`` mesh; its global state ends with it."""
+    """Makes an accelerator of ``size`` processes with a ``cp`` mesh, and ends its global state."""
     from accelerate import Accelerator, PartialState
     from accelerate.parallelism_config import ParallelismConfig
     from accelerate.state import AcceleratorState, GradientState
@@ -36,9 +36,12 @@ def accelerator(size: int = 1, cp: int | None = None) -> Iterator[Any]:
         if size > 1:
             rank = str(dist.get_rank())
             for name, value in (
-                ("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", str(size)),
-                ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "0"),
-            ):  # fmt: skip
+                ("RANK", rank),
+                ("LOCAL_RANK", rank),
+                ("WORLD_SIZE", str(size)),
+                ("MASTER_ADDR", "localhost"),
+                ("MASTER_PORT", "0"),
+            ):
                 patch.setitem(os.environ, name, value)
             # Accelerate lets no CPU have FSDP and context parallelism, so these say that they are
             # GPUs. All that runs after that is its own, on gloo.
@@ -58,12 +61,17 @@ def accelerator(size: int = 1, cp: int | None = None) -> Iterator[Any]:
 
 
 def prepared(accelerated: Any, attention: str = "sdpa") -> tuple[Any, Any]:
-    """A tiny Llama and its optimizer."""
+    """Makes a tiny Llama and its optimizer."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+    )
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     made: tuple[Any, Any] = accelerated.prepare(model, AdamW(model.parameters(), lr=3e-3))
     return made
@@ -131,7 +139,7 @@ def is_a_ring_of_one(rank: int, size: int) -> None:
 
 
 def is_never_bypassed(rank: int, size: int) -> None:
-    """What would train beside the ring, or on a wrong loss, is refused on every rank."""
+    """Refuses on every rank what would train beside the ring, or on a wrong loss."""
     refused = partial(pytest.raises, ValueError)
     alone = refused(match="2 processes without context parallelism")
     with accelerator(size, cp=1) as accelerated, alone:

@@ -154,7 +154,7 @@ MROPE = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
 
 def tiny_of_images(kind: str, attention: str) -> nn.Module:
-    """A tiny model of text and images: ``Qwen2VL``, ``Qwen2_5_VL`` or ``Qwen3VL``."""
+    """Makes a tiny model of text and images: ``Qwen2VL``, ``Qwen2_5_VL`` or ``Qwen3VL``."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"depth": 1, "num_heads": 2, "hidden_size": 64, "embed_dim": 32}
     sizes |= {"out_hidden_size": 64, "intermediate_size": 32, "num_position_embeddings": 16}

@@ -59,7 +59,7 @@ def is_its_group(rank: int, size: int) -> None:
 
 
 def of_a_model(rank: int, size: int) -> None:
-    """A Hugging Face model trains and generates on a mesh."""
+    """Trains a Hugging Face model on a mesh, and generates by it."""
     model, (ids, labels) = tiny("ringray"), tokens(batch=1)
     mesh = _meshes(size)["cp"]
     results = []
@@ -98,7 +98,7 @@ def of_pytorchs_context_parallel(rank: int, size: int) -> None:
 
 
 def has_one_dimension(rank: int, size: int) -> None:
-    """A mesh of two, and one without this rank, are refused before anything is sent."""
+    """Refuses a mesh of two, and one without this rank, before anything is sent."""
     meshes, q = _meshes(size), _queries()
     for call in (
         lambda: ringray.shard(q, dim=2, group=meshes),

@@ -25,8 +25,10 @@ import ringray.models.huggingface as hf
 
 VOCABULARY, HIDDEN, HEADS = 64, 32, 4
 SIZES: dict[str, Any] = {
-    "hidden_size": HIDDEN, "num_attention_heads": HEADS, "intermediate_size": 64,
-}  # fmt: skip
+    "hidden_size": HIDDEN,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 64,
+}
 IDS = torch.ones(1, 22, dtype=torch.int64)
 PIXELS = torch.zeros(1, 3, 32, 32)
 
@@ -263,16 +265,18 @@ WRONG: dict[str, tuple[Maker, str]] = {
     "transformers, with inputs": (lambda: (llama("sdpa"), (IDS,)), "model.layers.0.self_attn"),
     "transformers, some layers": (llama_with_a_layer_by_sdpa, "in model.layers.1.self_attn"),
     "transformers, own layer after": (
-        lambda: Headed(logits, Own(), part="lm.model"), r"in layers.0 \(Own\)",
+        lambda: Headed(logits, Own(), part="lm.model"),
+        r"in layers.0 \(Own\)",
     ),
     "transformers, own loss": (lambda: Headed(lambda x: x.sum(), Own()), r"in layers.0 \(Own\)"),
     "transformers, own pooling": (lambda: Headed(lambda x: x.mean(1)), "in its result"),
     "transformers, a teacher": (Taught, "in teacher.model.layers.0.self_attn"),
     "transformers, no attention": (mamba, "tokens reach others without"),
     "transformers, another signature": (
-        lambda: Adapted(nn.Sequential(llama())), "a trial of Adapted fails: TypeError",
+        lambda: Adapted(nn.Sequential(llama())),
+        "a trial of Adapted fails: TypeError",
     ),
-}  # fmt: skip
+}
 
 
 def _parallelized(make: Maker, mesh: Any) -> None:

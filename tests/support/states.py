@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextmanager
 def changed(get: Callable[[], Any], set_: Callable[[Any], object], value: Any) -> Iterator[None]:
-    """A state that is one value of torch."""
+    """Sets one value of torch for a while."""
     before = get()
     set_(value)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,7 @@ def started(rank: int, size: int) -> Iterator[None]:
 
 
 def shared_folder() -> Path:
-    """A new folder, the same on every rank."""
+    """Makes a folder, the same on every rank."""
     names = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(names)
     assert names[0] is not None
@@ -92,27 +92,46 @@ def padded(batch: Rows, *, left: bool = False, labelled: bool = False) -> dict[s
 
 
 def arguments(folder: Path | str, **changes: Any) -> dict[str, Any]:
+    """Returns arguments of a short training that logs each step."""
     return {
-        "output_dir": str(folder), "use_cpu": True, "report_to": [], "disable_tqdm": True,
-        "logging_steps": 1, "save_strategy": "no", "learning_rate": 3e-3,
-        "per_device_train_batch_size": 3, "per_device_eval_batch_size": 4,
-    } | changes  # fmt: skip
+        "output_dir": str(folder),
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "learning_rate": 3e-3,
+        "per_device_train_batch_size": 3,
+        "per_device_eval_batch_size": 4,
+    } | changes
 
 
 def trainer(
-    ring: RingCallback | None, folder: Path | str = "unused", *, attention: str | None = None,
-    data: Rows | None = None, evaluated: int = 7, collate: Any = padded, of: str = "",
-    init: Any = None, model: Any = None, **changes: Any,
-) -> transformers.Trainer:  # fmt: skip
-    """A trainer of one process, or on a ring. ``init``: of its constructor."""
+    ring: RingCallback | None,
+    folder: Path | str = "unused",
+    *,
+    attention: str | None = None,
+    data: Rows | None = None,
+    evaluated: int = 7,
+    collate: Any = padded,
+    of: str = "",
+    init: Any = None,
+    model: Any = None,
+    **changes: Any,
+) -> transformers.Trainer:
+    """Makes a trainer of one process, or on a ring. ``init``: of its constructor."""
     attention = attention or ("sdpa" if ring is None else "ringray")
     kind = getattr(transformers, f"{of}TrainingArguments")
     data = rows() if data is None else data
     return getattr(transformers, f"{of}Trainer")(
-        model=model or tiny(attention), args=kind(**arguments(folder, **changes)),
-        train_dataset=data, eval_dataset=data[:evaluated], data_collator=collate,
-        callbacks=[] if ring is None else [ring], **(init or {}),
-    )  # fmt: skip
+        model=model or tiny(attention),
+        args=kind(**arguments(folder, **changes)),
+        train_dataset=data,
+        eval_dataset=data[:evaluated],
+        data_collator=collate,
+        callbacks=[] if ring is None else [ring],
+        **(init or {}),
+    )
 
 
 # What depends on the clock, and on how many processes a ring has.
@@ -120,7 +139,7 @@ _TIMES = ("runtime", "per_second", "preparation_time")
 
 
 def history(trained: transformers.Trainer) -> list[dict[str, float]]:
-    """What was logged, but for times."""
+    """Returns what was logged, but for times."""
     return [
         {key: x for key, x in entry.items() if not any(time in key for time in _TIMES)}
         for entry in trained.state.log_history
@@ -140,25 +159,38 @@ def compare(got: list[dict[str, float]], want: list[dict[str, float]], but: str 
     return worst
 
 
-def like_one_process(steps: int, rank: int, size: int) -> None:
-    """Padded batches, several epochs, and evaluations."""
-    options = {
-        "max_steps": steps, "eval_strategy": "steps", "eval_steps": max(1, steps // 2),
-        "include_num_input_tokens_seen": "non_padding",
-    }  # fmt: skip
-    alone = trainer(None, **options)
+def like_alone(
+    make: Callable[[RingCallback | None], transformers.Trainer],
+    rank: int,
+    size: int,
+    ring_size: int | None = None,
+    but: str = "",
+) -> tuple[float, list[dict[str, float]]]:
+    """Trains on a ring as in one process, whose trainer ``make`` makes of no ring.
+
+    Returns the largest relative difference of losses, and what the one process logged.
+    """
+    alone = make(None)
     alone.train()
     with started(rank, size):
-        shared = trainer(RingCallback(), **options)
+        shared = make(RingCallback(ring_size=ring_size))
         shared.train()
-    worst = compare(history(shared), history(alone))
-    assert history(alone)[-1]["train_loss"] < 0.8 * history(alone)[0]["loss"] or steps < 50
+    want = history(alone)
+    return compare(history(shared), want, but), want
+
+
+def like_one_process(steps: int, rank: int, size: int) -> None:
+    """Padded batches, several epochs, and evaluations."""
+    options: dict[str, Any] = {"max_steps": steps, "include_num_input_tokens_seen": "non_padding"}
+    options |= {"eval_strategy": "steps", "eval_steps": max(1, steps // 2)}
+    worst, logged = like_alone(partial(trainer, **options), rank, size)
+    assert logged[-1]["train_loss"] < 0.8 * logged[0]["loss"] or steps < 50
     if rank == 0:
         print(f"Trainer: {steps} steps, losses differ by {worst:.1e} at most")
 
 
 def words() -> Any:
-    """A tokenizer with a word for each token."""
+    """Makes a tokenizer with a word for each token."""
     tokenizers = importlib.import_module("tokenizers")
     vocabulary = {"<pad>": PAD, "</s>": 1, "<s>": 2, **{f"w{i}": i for i in range(3, VOCABULARY)}}
     model = tokenizers.models.WordLevel(vocabulary, unk_token="<s>")
@@ -180,10 +212,13 @@ def tuner(ring: RingCallback | None, *, completions: bool, **changes: Any) -> An
         ]
     data = datasets.Dataset.from_list(samples)
     return trl.SFTTrainer(
-        model=tiny("sdpa" if ring is None else "ringray"), processing_class=words(),
-        args=trl.SFTConfig(**arguments("unused", bf16=False, **changes)), train_dataset=data,
-        eval_dataset=data.select(range(7)), callbacks=[] if ring is None else [ring],
-    )  # fmt: skip
+        model=tiny("sdpa" if ring is None else "ringray"),
+        processing_class=words(),
+        args=trl.SFTConfig(**arguments("unused", bf16=False, **changes)),
+        train_dataset=data,
+        eval_dataset=data.select(range(7)),
+        callbacks=[] if ring is None else [ring],
+    )
 
 
 def tuned_like_one_process(steps: int, rank: int, size: int) -> None:
@@ -192,12 +227,7 @@ def tuned_like_one_process(steps: int, rank: int, size: int) -> None:
     for options in (packed, {"completions": True}):
         options |= {"max_steps": steps if options is packed else 2, "eval_strategy": "steps"}
         options |= {"eval_steps": max(1, steps // 2)}
-        alone = tuner(None, **options)
-        alone.train()
-        with started(rank, size):
-            shared = tuner(RingCallback(), **options)
-            shared.train()
-        worst = compare(history(shared), history(alone))
+        worst, _ = like_alone(partial(tuner, **options), rank, size)
         if rank == 0:
             print(f"SFTTrainer: {options['max_steps']} steps, losses differ by {worst:.1e} at most")
 
@@ -206,15 +236,13 @@ def replicas(rank: int, size: int) -> None:
     """Rings of two as replicas train as one process with batches as large as all of theirs."""
     sized = ("per_device_train_batch_size", "per_device_eval_batch_size")
     options = {"max_steps": 4, "gradient_accumulation_steps": 2, "eval_strategy": "epoch"}
-    large = dict.fromkeys(sized, size), dict.fromkeys(sized, 2)
     options |= {"data": rows(4 * size), "evaluated": 2 * size}
-    alone = trainer(None, **options, **large[0])
-    alone.train()
-    with started(rank, size):
-        shared = trainer(RingCallback(ring_size=2), **options, **large[1])
-        shared.train()
+
+    def make(ring: RingCallback | None) -> transformers.Trainer:
+        return trainer(ring, **options, **dict.fromkeys(sized, 2 if ring else size))
+
     # One process pads more rows to one length.
-    compare(history(shared), history(alone), but="total_flos")
+    like_alone(make, rank, size, ring_size=2, but="total_flos")
 
 
 def averaged_by_rank(rank: int, size: int) -> None:
@@ -222,16 +250,11 @@ def averaged_by_rank(rank: int, size: int) -> None:
     last one of an epoch is alone."""
     options = {"max_steps": 3, "average_tokens_across_devices": False, "data": rows(9)}
     options |= {"gradient_accumulation_steps": 2}
-    alone = trainer(None, **options)
-    alone.train()
-    with started(rank, size):
-        shared = trainer(RingCallback(), **options)
-        shared.train()
-    compare(history(shared), history(alone))
+    like_alone(partial(trainer, **options), rank, size)
 
 
 def resumed(rank: int, size: int) -> None:
-    """A training that goes on from a checkpoint is the one that was never interrupted."""
+    """Continues from a checkpoint as if the training was never interrupted."""
     options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 4}
     with started(rank, size):
         folder = shared_folder()
@@ -239,8 +262,10 @@ def resumed(rank: int, size: int) -> None:
         first.train()
         second = trainer(RingCallback(), folder, **options)
         second.train(resume_from_checkpoint=str(folder / "checkpoint-4"))
-    ends = [[entry["loss"] for entry in history(x) if entry.get("step", 0) > 4 and "loss" in entry]
-            for x in (first, second)]  # fmt: skip
+    ends = [
+        [entry["loss"] for entry in history(x) if entry.get("step", 0) > 4 and "loss" in entry]
+        for x in (first, second)
+    ]
     assert len(ends[0]) == 2
     assert ends[0] == ends[1]
     # One process goes on from it, too: the folder knows nothing of rings.
@@ -286,30 +311,29 @@ def classified(rank: int, size: int) -> None:
         inputs = padded(batch)
         return inputs | {"labels": inputs["input_ids"][:, 0] % 2}
 
-    def trained(ring: RingCallback | None) -> list[dict[str, float]]:
+    def make(ring: RingCallback | None) -> transformers.Trainer:
         attention = "sdpa" if ring is None else "ringray"
         torch.manual_seed(0)
         model = transformers.LlamaForSequenceClassification._from_config(
             transformers.LlamaConfig(**TINY), attn_implementation=attention
         )
         options = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
-        training = trainer(ring, collate=labelled, model=model, **options)
-        training.train()
-        return history(training)
+        return trainer(ring, collate=labelled, model=model, **options)
 
-    want = trained(None)
-    with started(rank, size):
-        compare(trained(RingCallback()), want)
+    like_alone(make, rank, size)
 
 
 def refused(rank: int, size: int) -> None:
-    """What cannot be right is a ValueError on every rank, before the first step."""
+    """Refuses what cannot be right by a ValueError on every rank, before the first step."""
     with started(rank, size):
         options = {
-            "label_smoothing_factor": 0.1, "neftune_noise_alpha": 5.0, "auto_find_batch_size": True,
-            "eval_use_gather_object": True, "train_sampling_strategy": "batch_rebalance",
+            "label_smoothing_factor": 0.1,
+            "neftune_noise_alpha": 5.0,
+            "auto_find_batch_size": True,
+            "eval_use_gather_object": True,
+            "train_sampling_strategy": "batch_rebalance",
             "accelerator_config": {"dispatch_batches": True},
-        }  # fmt: skip
+        }
         for name, value in options.items():
             reason = "dispatch_batches" if name == "accelerator_config" else name
             with pytest.raises(ValueError, match=reason):
@@ -339,7 +363,7 @@ def refused(rank: int, size: int) -> None:
 
 
 def other(rank: int, batch: Rows) -> dict[str, Tensor]:
-    """A batch that each rank has another one of."""
+    """Makes a batch that differs between ranks."""
     inputs = padded(batch)
     inputs["input_ids"][0, 0] += rank
     return inputs
@@ -348,9 +372,4 @@ def other(rank: int, batch: Rows) -> dict[str, Tensor]:
 def short(rank: int, size: int) -> None:
     """Fewer samples than ranks, and sequences of fewer tokens than a ring has chunks."""
     options = {"data": rows(1, 3, 3), "evaluated": 1, "max_steps": 2, "eval_strategy": "epoch"}
-    alone = trainer(None, **options)
-    alone.train()
-    with started(rank, size):
-        shared = trainer(RingCallback(), **options)
-        shared.train()
-    compare(history(shared), history(alone))
+    like_alone(partial(trainer, **options), rank, size)

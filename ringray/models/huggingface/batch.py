@@ -47,8 +47,10 @@ def deal(
         return shard(x, dim=dim, partition=ring.partition, group=ring.group, pad_value=pad_value)
 
     batch: dict[str, Any] = {
-        "position_ids": rows(position_ids, 0, -1), "use_cache": False, "ring": ring
-    }  # fmt: skip
+        "position_ids": rows(position_ids, 0, -1),
+        "use_cache": False,
+        "ring": ring,
+    }
     if inputs_embeds is None:
         batch["input_ids"] = rows(input_ids, (pad or 0) if forward.pooled else 0)
     else:

@@ -91,7 +91,7 @@ OF_TOKENS = ("log_probs", "entropy", "top_k")
 
 
 def of_tokens(name: str) -> Collective:
-    """A function of rows whose vocabulary is sharded over all ranks."""
+    """Calls a function of rows whose vocabulary is sharded over all ranks."""
     function, values = getattr(ringray.nn, name), torch.randn(1, ROWS, VOCABULARY)
     labels = torch.ones(1, ROWS, dtype=torch.int64)
     others = {"token_log_probs": (labels,), "token_top_k": (2,)}.get(name, ())
