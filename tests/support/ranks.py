@@ -1,8 +1,8 @@
 """Real rings for tests: processes in a gloo group, and one call of the op on them.
 
-A process takes seconds to import torch, so the processes are kept from one ring to the next; each
-ring is a process group of its own. A check is a function ``(rank, size)``; whatever it raises fails
-the test that started the ring.
+A process takes seconds to import torch, so the processes are forked from one that has done so, and
+are kept from one ring to the next; each ring is a process group of its own. A check is a function
+``(rank, size)``; whatever it raises fails the test that started the ring.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +45,14 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # sizes are tiny, and threads only wait when the machine is busy
     "KINETO_LOG_LEVEL": "5",  # the profiler reports its own start
 }
+# Modules that take a second or more of every process, if this one has imported them.
+PRELOADED = ("torch", "torch._dynamo", "transformers.modeling_utils")
 
 
 class Worker(NamedTuple):
     """A process that is a rank of one ring after another."""
 
-    process: SpawnProcess
+    process: ForkServerProcess
     connection: Connection[Any, Any]
 
 
@@ -80,7 +82,8 @@ def on_ring(size: int, checks: Sequence[Check]) -> None:
 
 def _started() -> Worker:
     ours, theirs = multiprocessing.Pipe()
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([name for name in PRELOADED if name in sys.modules])
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     try:
