@@ -21,7 +21,6 @@ from ringray_kernels.config import TARGETS
 from ringray_kernels.defaults import CANDIDATES, SPECIALISED
 from ringray_kernels.inspect.compiled import Case
 from ringray_kernels.inspect.report import HEAD_DIMS, default_cases
-from tests.support.exhaustive import exhaustive
 
 RECORDS = """
 import json
@@ -123,12 +122,53 @@ def compiled(tmp_path: Path, cases: Sequence[Case]) -> list[dict[str, Any]]:
     return lines
 
 
-@pytest.mark.parametrize("head_dims", [[128], *exhaustive(None)])
-def test_the_defaults(tmp_path: Path, head_dims: list[int] | None) -> None:
-    chosen = [target for target in targets() if not head_dims or target in ("sm_90", "gfx942")]
-    cases = default_cases(chosen, head_dims or HEAD_DIMS)
-    assert len(cases) == len(chosen) * 3 * (1 if head_dims else 6 + 2)
-    for line in compiled(tmp_path, cases):
+def of_hopper() -> list[Case]:
+    """Returns every specialised default and candidate."""
+    every = [
+        (d, default) for d in SPECIALISED for default in (SPECIALISED[d], *CANDIDATES.get(d, ()))
+    ]
+    chosen = {
+        (kernel, d, config) for d, default in every for kernel, config in default.given.items()
+    }
+    return [
+        Case("sm_90", kernel, head_dim, config=config)
+        for kernel, head_dim, config in sorted(chosen, key=str)
+        if config.path == "specialised"
+    ]
+
+
+DEFAULTS = default_cases([target for target in targets() if target in ("sm_90", "gfx942")], [128])
+EIGHT_BITS = [
+    Case(target, "forward", 128, quantized=True)
+    for target in targets()
+    if target in ("sm_90", "sm_100")
+]
+SLOPES = [Case("sm_90", kernel, 64, bias=(1, 2)) for kernel in ("forward", "dkv")]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Any]]:
+    """The records of all quick cases, compiled together: it keeps each core busy."""
+    cases = [*of_hopper(), *DEFAULTS, *EIGHT_BITS, *SLOPES]
+    lines = compiled(tmp_path_factory.mktemp("compiled"), cases)
+    return dict(zip(cases, lines, strict=True))
+
+
+@pytest.mark.exhaustive
+def test_every_default(tmp_path: Path) -> None:
+    cases = default_cases(targets(), HEAD_DIMS)
+    assert len(cases) == len(targets()) * 3 * (6 + 2)
+    hold(compiled(tmp_path, cases))
+
+
+def test_the_defaults(records: dict[Case, dict[str, Any]]) -> None:
+    assert len(DEFAULTS) == 3 * len({case.target for case in DEFAULTS}) > 0
+    hold([records[case] for case in DEFAULTS])
+
+
+def hold(lines: list[dict[str, Any]]) -> None:
+    """Fails where a default does not fit its GPU, leaves tensor cores unused, or spills."""
+    for line in lines:
         case = (line["target"], line["kernel"], line["head_dim"], line["dtype"])
         assert 0 < line["shared_bytes"] <= TARGETS[line["target"]].shared_bytes, line
         half = line["dtype"] != "float32"
@@ -142,20 +182,10 @@ def test_the_defaults(tmp_path: Path, head_dims: list[int] | None) -> None:
             assert line["inner_spilled"] <= ceilings.get(case, 0), line
 
 
-def test_softmax_runs_beside_products_on_hopper(tmp_path: Path) -> None:
+def test_softmax_runs_beside_products_on_hopper(records: dict[Case, dict[str, Any]]) -> None:
     """In the loops over whole tiles every exponential of forward and dkv; of dq all but the two
     whose rows are at hand."""
-    every = [
-        (d, default) for d in SPECIALISED for default in (SPECIALISED[d], *CANDIDATES.get(d, ()))
-    ]
-    chosen = {
-        (kernel, d, config) for d, default in every for kernel, config in default.given.items()
-    }
-    lines = compiled(tmp_path, [
-        Case("sm_90", kernel, head_dim, config=config)
-        for kernel, head_dim, config in sorted(chosen, key=str)
-        if config.path == "specialised"
-    ])  # fmt: skip
+    lines = [records[case] for case in of_hopper()]
     assert {line["kernel"] for line in lines} == {"forward", "dq", "dkv"}
     for line in lines:
         assert line["instructions"]["wgmma"] > 0, line
@@ -240,13 +270,11 @@ def test_bounds_by_batch_entry_and_whole_scales_compile_nothing_again(tmp_path: 
         assert line["variants"] == [1], line
 
 
-def test_products_in_8_bits_and_slopes(tmp_path: Path) -> None:
+def test_products_in_8_bits_and_slopes(records: dict[Case, dict[str, Any]]) -> None:
     """Instructions of e4m3, without spills in loops. Triton before 3.8 cannot compare a tuple that
     holds None with None."""
-    chosen = [target for target in targets() if target in ("sm_90", "sm_100")]
-    asked = [Case(target, "forward", 128, quantized=True) for target in chosen]
-    asked += [Case("sm_90", kernel, 64, bias=(1, 2)) for kernel in ("forward", "dkv")]
-    for line in compiled(tmp_path, asked)[: len(chosen)]:
+    assert all(case in records for case in SLOPES)  # without hazards or serial products
+    for line in (records[case] for case in EIGHT_BITS):
         assert line["fp8"] if line["target"] == "sm_90" else line["tcgen05 of 8 bits"], line
         assert line["inner_spilled"] == 0, line
         assert line["instructions"][PRODUCTS[line["target"]]] > 0, line
