@@ -158,7 +158,7 @@ def traffic(rank: int, size: int) -> None:
 
 def memory(rank: int, size: int) -> None:
     """The largest rank's peak is what the planner says, within 6%."""
-    seq_len, heads = 4096, 8
+    seq_len, heads = 2048, 8
     ways = [
         *itertools.product(transport.TRANSPORTS, (False, True), ("auto",), ("zigzag",)),
         *itertools.product(transport.TRANSPORTS, (True,), ("auto",), (BALANCED,)),
