@@ -76,8 +76,8 @@ def is_compiled(rank: int, size: int) -> None:
     for name in ("cp", "dp"):
         mesh = meshes[name]
         assert torch.equal(compiled(_attend)(_queries(), mesh), _attend(_queries(), mesh))
-        step = (Decoder(group=mesh), text.ids, text.labels, mesh)
-        assert torch.equal(compiled(_step)(*step), _step(*step))
+    step = (Decoder(group=meshes["cp"]), text.ids, text.labels, meshes["cp"])
+    assert torch.equal(compiled(_step)(*step), _step(*step))
     with pytest.raises(torch._dynamo.exc.Unsupported):
         compiled(_attend)(_queries(), meshes)
 
