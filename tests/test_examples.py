@@ -53,7 +53,8 @@ def losses(home: Path, *command: object, steps: range = range(20)) -> list[str]:
     return [shown[str(step)] for step in steps]
 
 
-@pytest.mark.parametrize("seq_len", [4097, *exhaustive(3)])
+# Odd as its own length, and of more than one block of keys; SDPA of 4097 takes a minute.
+@pytest.mark.parametrize("seq_len", [1025, *exhaustive(4097, 3)])
 def test_the_first_snippet_of_the_readme(tmp_path: Path, seq_len: int) -> None:
     snippet = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert snippet is not None
