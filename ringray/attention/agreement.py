@@ -61,7 +61,7 @@ _FUNCTIONS = (
     "ring_attention", "unshard", "shift", "sharded_cross_entropy", "sharded_linear_cross_entropy",
     "shard_batch", "ring_decode", "a step of generate", "the end of generate", BACKWARD,
     "make_mesh", "parallelize", "offload", "a step", "answers", "checkpoints", "save", "wait",
-    "load", "check of a model", "a forward in maybe_context_parallel", "grad_norm",
+    "load", "check of a model", "a forward in maybe_context_parallel",
     "clip_grad_norm", "token_log_probs", "token_entropy", "token_top_k",
 )  # fmt: skip
 _WIDTH = 40  # numbers in the vector of digests: the function, and its values

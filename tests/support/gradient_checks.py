@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from ringray.attention.agreement import RefusedError
 from ringray.training import mesh as meshes
 from ringray.training.gradients import clip_grad_norm, grad_norm
 from ringray.training.recipe import Degrees
@@ -79,16 +79,30 @@ def mistakes_are_told(rank: int, size: int) -> None:
     mesh = meshes.make_mesh(Degrees(cp=size))
     weight = nn.Parameter(torch.zeros(3))
     weight.grad = torch.ones(3)
-    cases: list[tuple[Any, Any, str]] = [
-        ([weight], 0, "max_norm: got 0, expected a positive number"),
-        ([weight, "x"], 1.0, "parameters: got str, expected tensors"),
-        ([weight], 2.0, "max_norm: 1.0 here|max_norm: 2.0 here"),
-        ([], 1.0, "gradients: "),
+    unlike = nn.Parameter(torch.zeros(3))
+    unlike.grad = weight.grad * (1 + rank)  # as if the ranks' parts were not summed
+    broken = nn.Parameter(torch.zeros(3))
+    broken.grad = weight.grad * (torch.nan if rank else 1)
+    same = {"parameters": [weight], "max_norm": 1.0, "mesh": mesh}
+    # What the last rank passes, where the others pass ``same``.
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"max_norm": 0}, "max_norm: got 0, expected a positive number"),
+        ({"max_norm": True}, "max_norm: got True, expected a positive number"),
+        ({"parameters": [weight, "x"]}, "parameters: got str, expected tensors"),
+        ({"parameters": None}, "parameters: got NoneType, expected tensors"),
+        ({"parameters": nn.Linear(2, 2)}, "parameters: got Linear, expected tensors"),
+        ({"mesh": None}, "mesh: got NoneType, expected one of ringray.make_mesh"),
+        ({"mesh": mesh.ring}, "mesh: got ProcessGroup, expected one of"),
+        ({"max_norm": 2.0}, "max_norm: 1.0 here|max_norm: 2.0 here"),
+        ({"parameters": []}, "gradients: .* here"),
     ]
-    for parameters, most, says in cases:
+    for change, says in cases:
         last = rank == size - 1
-        with pytest.raises(ValueError, match=says if last or "here" in says or not parameters
-                           else "were refused") as raised:  # fmt: skip
-            clip_grad_norm(parameters if last else [weight], most if last else 1.0, mesh)
-        assert last or isinstance(raised.value, RefusedError) == ("got" in says)
+        with pytest.raises(ValueError, match=says if last or "here" in says else "were refused"):
+            clip_grad_norm(**(same | change if last else same))
+    for wrong, norms in ((unlike, "1.7.*, 3.4.*, 5.1"), (broken, "1.7.*, nan, nan")):
+        for function in (grad_norm, partial(clip_grad_norm, max_norm=1.0)):
+            with pytest.raises(ValueError, match=f"plain ones with norms .{norms}.*by rank"):
+                function([wrong], mesh=mesh)
+    assert float(grad_norm([weight], mesh)) == pytest.approx(3**0.5)
     dist.barrier()
