@@ -215,7 +215,7 @@ def _take(
         return x.index_select(dim, rows)
     mine = x.index_select(dim, rows.clamp(max=length - 1))
     beyond = (rows >= length).reshape(-1, *[1] * (x.dim() - 1 - dim))
-    return mine.masked_fill(beyond, pad_value if x.is_floating_point() else int(pad_value))
+    return mine.where(~beyond, mine.new_full((), pad_value))  # of any dtype, as 8-bit floats
 
 
 def _positions_on(

@@ -50,7 +50,7 @@ def shift(
     group: RingGroup = None,
     seq_len: int | None = None,
     cu_seqlens: Any = None,
-    fill: float = 0,
+    fill: complex = 0,
 ) -> Tensor:
     """Returns a shard in which the row at position p is the row of position p + ``by``.
 
@@ -67,7 +67,7 @@ def shift(
         fill: value of rows whose p + ``by`` is outside of p's document, and of padding.
 
     Returns:
-        x's shape and dtype. Its gradient is the shift back, filled with 0.
+        x's shape and dtype. Its gradient is the shift back, filled with 0, as is that one's.
 
     Raises:
         ValueError: on every rank, what ``unshard`` refuses, a ``by`` that is no integer, a ``fill``
@@ -81,12 +81,11 @@ def shift(
     with nullcontext() if comm is None else refusing(comm, once=True):
         if comm is not None:
             length = remembered(x) if length is None else length
-            length = _problem(x, comm, by, dim, partition, length, bounds).length
-            if not holds(x.dtype, fill):
-                raise ValueError(f"fill: got {fill!r}, which {x.dtype} cannot hold")
+            problem = _problem(x, comm, fill, by, dim, partition, length, bounds)
+            by, length = problem.by, problem.length  # an operator takes 64 bits
         needs_grad = torch.is_grad_enabled() and x.requires_grad
         place = by, dim, *spoken(partition), name, ranks, length, bounds
-        shifted = cast("Tensor", _shift(x, fill, needs_grad, *place)[0])
+        shifted = cast("Tensor", _shift(x, None, needs_grad, fill, *place)[0])
         return shifted if comm is None else remember(shifted, length, x.shape[dim] * ranks)
 
 
@@ -101,12 +100,16 @@ class _ShiftProblem(NamedTuple):
 
 
 def _problem(
-    x: Tensor, comm: Comm, by: int, dim: int, partition: Partitioning, length: Any, cu_seqlens: Any
+    x: Tensor, comm: Comm, fill: Any, by: int, dim: int, partition: Partitioning, *sequence: Any
 ) -> _ShiftProblem:
-    """Returns the shift of these arguments; raises ValueError if they do not fit."""
+    """Returns the shift of these arguments, ``sequence``: its length and the boundaries of its
+    documents; raises ValueError if they do not fit."""
+    length, cu_seqlens = sequence
     if type(by) is not int:
         raise ValueError(f"by: got {by!r}, expected an integer number of tokens")
     dim, length = checked(x, comm, dim, partition, length)
+    if not holds(x.dtype, fill):
+        raise ValueError(f"fill: got {fill!r}, which {x.dtype} cannot hold")
     comm.check(x.device, staged=False)  # of messages, beside that of collectives
     documents = document_boundaries(cu_seqlens, len(x) if dim else 1)
     Mask(length, documents=documents)  # checks them
@@ -144,7 +147,7 @@ def _partners(problem: _ShiftProblem, rank: int, device: torch.device) -> tuple[
 class _Exchange:
     """The messages of one shift and the place of its result, made before any rank waits."""
 
-    def __init__(self, x: Tensor, problem: _ShiftProblem, comm: Comm, fill: float) -> None:
+    def __init__(self, x: Tensor, problem: _ShiftProblem, comm: Comm, fill: complex) -> None:
         self._comm, self._problem = comm, problem
         back = problem._replace(by=-problem.by)
         wanted, held = (_partners(way, comm.rank, x.device) for way in (problem, back))
@@ -152,7 +155,7 @@ class _Exchange:
         self._front = int(len(problem.bounds) > 1)
         moved = x.movedim(problem.dim, self._front)
         self._shape, rows = moved.shape, moved.flatten(0, self._front)
-        self._out = rows.new_full(rows.shape, fill if x.is_floating_point() else int(fill))
+        self._out = rows.new_full(rows.shape, fill)
         self._out[wanted[comm.rank]] = rows.index_select(0, held[comm.rank])
         self._batch, self._arriving = Batch("shift", f"rows {problem.by} places on"), []
         for other in range(comm.world_size):
@@ -177,58 +180,51 @@ def _bytes(rows: Tensor) -> Tensor:
     return rows.view(-1).view(torch.uint8)
 
 
-# Operators, opaque to torch.compile; see ``attention.compile``. ``group``: by its name.
-
-_PLACE = (
-    "SymInt by, SymInt dim, str partition, Tensor? dealt, str? group, int ranks, SymInt? length, "
-    "Tensor? cu_seqlens"
-)
-
-
-def _like(x: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+# An operator, opaque to torch.compile; see ``attention.compile``. ``group``: by its name;
+# ``of_call``: the number of the call that this is the backward pass of. Its gradient is itself.
 
 
 @operator(
-    f"shift(Tensor x, float fill, bool needs_grad, {_PLACE}) -> (Tensor shifted, Tensor call)",
-    fake=lambda x, *_: (_like(x), torch.empty((), dtype=torch.int64, device="cpu")),
+    "shift(Tensor x, Tensor? of_call, bool needs_grad, Scalar fill, SymInt by, SymInt dim, "
+    "str partition, Tensor? dealt, str? group, int ranks, SymInt? length, Tensor? cu_seqlens) "
+    "-> (Tensor shifted, Tensor call)",
+    fake=lambda x, *_: (
+        torch.empty_like(x, memory_format=torch.contiguous_format),
+        torch.empty((), dtype=torch.int64, device="cpu"),
+    ),
 )
-def _shift(x: Tensor, fill: float, needs_grad: bool, *place: Any) -> tuple[Tensor, Tensor]:
-    by, dim, name, dealt, group, ranks, *of_sequence = place
-    comm, partition = connect_named(group, ranks), heard(name, dealt)
-    with refusing(comm):
-        problem = _problem(x, comm, by, dim, partition, *of_sequence)
-        exchange = _Exchange(x, problem, comm, fill)
-        values = {"by": by, "shape": tuple(x.shape), "dtype": x.dtype, "dim": problem.dim}
-        values |= {"partition": partition, "seq_len": problem.length, "fill": fill}
-        values |= {"cu_seqlens": problem.bounds, "requires_grad": needs_grad}
-        number = agree(comm, AgreedCall("shift", **values))
-        call = torch.tensor(number, dtype=torch.int64, device="cpu")
-    return exchange.run(), call
-
-
-@operator(f"shift_backward(Tensor grad, Tensor call, {_PLACE}) -> Tensor", fake=_like)
-def _shift_backward(grad: Tensor, call: Tensor, *place: Any) -> Tensor:
-    by, dim, name, dealt, group, ranks, *of_sequence = place
+def _shift(
+    x: Tensor, of_call: Tensor | None, needs_grad: bool, fill: complex, *place: Any
+) -> tuple[Tensor, Tensor]:
+    by, dim, name, dealt, group, ranks, *sequence = place
     comm = connect_named(group, ranks)
     with refusing(comm):
-        problem = _problem(grad, comm, -by, dim, heard(name, dealt), *of_sequence)
-        exchange = _Exchange(grad, problem, comm, 0)
-        agree(comm, AgreedCall(BACKWARD, call=int(call)))
-    return exchange.run()
+        partition = heard(name, dealt)
+        problem = _problem(x, comm, fill, by, dim, partition, *sequence)
+        exchange = _Exchange(x, problem, comm, fill)
+        agreed = AgreedCall(BACKWARD, call=0 if of_call is None else int(of_call))
+        if of_call is None:
+            values = {"by": by, "shape": tuple(x.shape), "dtype": x.dtype, "dim": problem.dim}
+            values |= {"partition": partition, "seq_len": problem.length}
+            values |= {"cu_seqlens": problem.bounds, "requires_grad": needs_grad}
+            # As x holds it: 0 is 0.0, and False.
+            held = torch.full((), fill, dtype=x.dtype, device="cpu").item()
+            agreed = AgreedCall("shift", **values, fill=held)
+        call = torch.tensor(agree(comm, agreed), dtype=torch.int64, device="cpu")
+    return exchange.run(), call
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *_, by, dim, name, dealt, group, ranks, length, cu_seqlens = inputs
-    ctx.place, ctx.ring = (by, dim, name), (group, ranks, length)
+    ctx.place, ctx.ring = (-by, dim, name), (group, ranks, length)
     ctx.save_for_backward(output[1], dealt, cu_seqlens)
     ctx.mark_non_differentiable(output[1])
 
 
 def _backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     call, dealt, cu_seqlens = ctx.saved_tensors
-    back = _shift_backward(grad, call, *ctx.place, dealt, *ctx.ring, cu_seqlens)
-    return back, *[None] * 10
+    back, _ = _shift(grad, call, False, 0, *ctx.place, dealt, *ctx.ring, cu_seqlens)
+    return back, *[None] * 11
 
 
 _shift.register_autograd(_backward, setup_context=_setup)

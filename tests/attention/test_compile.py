@@ -106,8 +106,8 @@ def test_the_other_operators_are_well_formed() -> None:
     opcheck(ops.unshard_backward.default, (torch.randn(2, 7, 3), call, 1, *rule, None, 1, True))
     place = (2, 1, *rule, None, 1, 7, torch.tensor([0, 3, 7]))
     ringray.shift(x, 2, dim=1, partition="contiguous")  # its import registers the operators
-    opcheck(ops.shift.default, (ringray.shard(x, dim=1), 1.0, True, *place))
-    opcheck(ops.shift_backward.default, (torch.randn(2, 8, 3), call, *place))
+    for of_call in (None, call):
+        opcheck(ops.shift.default, (ringray.shard(x, dim=1), of_call, True, 1.0, *place))
     opcheck(ops.positions.default, ("striped", None, 8, 2, 1))
     dealt = spoken(ringray.deal(8, 2, cu_seqlens=[0, 3, 8]))
     opcheck(ops.positions.default, (*dealt, 8, 2, 1))

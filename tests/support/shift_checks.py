@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -97,6 +98,7 @@ def every_dtype(rank: int, size: int) -> None:
     """Labels, masks and 8-bit numbers; the sequence in any dimension, views, remembered lengths."""
     for dtype in (
         torch.int64, torch.int16, torch.uint8, torch.bool, torch.bfloat16, torch.float16,
+        torch.float8_e4m3fn,
     ):  # fmt: skip
         whole = torch.arange(3 * SEQ_LEN).reshape(3, SEQ_LEN).remainder(7).to(dtype)
         mine = ringray.shard(whole, dim=-1, partition="striped")
@@ -107,6 +109,34 @@ def every_dtype(rank: int, size: int) -> None:
         assert torch.equal(full, torch.cat([whole[:, 2:].double(), torch.ones(3, 2)], 1)), dtype
         first = ringray.shift(mine.T, 2, dim=0, partition="striped", seq_len=SEQ_LEN, fill=1)
         assert torch.equal(first.T.double(), out.double())
+
+
+def fills_are_kept(rank: int, size: int) -> None:
+    """Numbers that no fp64 holds, complex ones, and one number in several types."""
+    whole = torch.arange(SEQ_LEN)[None]
+    last = ringray.local_positions("zigzag", SEQ_LEN, size, rank) >= SEQ_LEN - 1
+    for dtype, fill in (
+        (torch.int64, 2**53 + 1), (torch.complex64, 1j), (torch.float32, 0 if rank else 0.0),
+    ):  # fmt: skip
+        mine = ringray.shard(whole.to(dtype), dim=1, pad_value=fill)
+        for by, rows in ((1, last), (2**70, slice(None)), (-(2**70), slice(None))):
+            out = ringray.shift(mine, by, dim=1, fill=fill)
+            assert all(value == fill for value in out[0, rows].tolist()), (dtype, by)
+    with pytest.raises(ValueError, match=r"fill: got 1j, which torch\.float32 cannot hold"):
+        ringray.shift(mine, 1, dim=1, fill=1j)
+
+
+def gradients_have_gradients(rank: int, size: int) -> None:
+    """Of a sum of cubes of shifted rows: the second derivative is 6 times the shifted row."""
+    whole = torch.randn(2, SEQ_LEN, dtype=torch.float64)
+    where: dict[str, Any] = {"dim": 1, "partition": "striped"}
+    mine = ringray.shard(whole, **where).requires_grad_()
+    out = ringray.shift(mine, 3, cu_seqlens=CUTS, **where)
+    (grad,) = torch.autograd.grad((out**3).sum(), mine, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), mine)
+    reached = shifted(shifted(torch.ones_like(whole), 3, CUTS, 0), -3, CUTS, 0)
+    got = ringray.unshard(second, seq_len=SEQ_LEN, **where)
+    torch.testing.assert_close(got, 6 * whole * reached)
 
 
 def labels_two_tokens_on(rank: int, size: int) -> None:
