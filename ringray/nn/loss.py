@@ -125,7 +125,7 @@ def sharded_linear_cross_entropy(
     """
 
     def of_rows(some: Tensor, wanted: Tensor) -> _Sums:
-        return _summed(head(some), wanted, ignore_index)
+        return _summed(logits_of(head, some), wanted, ignore_index)
 
     def own() -> _Sums:
         losses, (size, *_) = zip(*by_rows(of_rows, rows, x, labels), strict=True)
@@ -133,6 +133,20 @@ def sharded_linear_cross_entropy(
 
     asked = "sharded_linear_cross_entropy", group, plain(ignore_index), gradients
     return _per_token(own, x, "x", labels, asked)
+
+
+def logits_of(head: Any, x: Tensor) -> Tensor:
+    """Returns what ``head`` makes of rows (B, S', H), checked; raises ValueError."""
+    if not callable(head):
+        raise ValueError(f"head: got {type(head).__name__}, expected a module that makes logits")
+    features = getattr(head, "in_features", x.shape[-1])
+    if features != x.shape[-1]:
+        raise ValueError(f"head: got one of {features} features, expected {x.shape[-1]}, as x has")
+    logits = head(x)
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != x.shape[:-1]:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"head: got {shape} from it, expected logits {(*x.shape[:-1], 'V')}")
+    return logits
 
 
 def by_rows(function: Callable[..., Any], rows: int | None, *tensors: Tensor) -> list[Any]:

@@ -33,7 +33,7 @@ from ringray.comm.ring import (
     name_of,
     place_in,
 )
-from ringray.nn.loss import by_rows, mistake, mistake_of_rows
+from ringray.nn.loss import by_rows, logits_of, mistake, mistake_of_rows
 
 
 def token_log_probs(
@@ -69,7 +69,8 @@ def token_log_probs(
     Raises:
         ValueError: shapes, dtypes, settings or labels that do not fit; on every rank of
             ``vocab_group``, also where its ranks disagree. On a GPU, which no rank waits for,
-            labels outside of the vocabulary fail in an assertion.
+            labels outside of the vocabulary, or other ones than those of its ranks, fail in an
+            assertion.
     """
     asked = _Asked("token_log_probs", head, rows, temperature, vocab_group, plain(ignore_index))
 
@@ -223,7 +224,7 @@ class _Asked:
                 comm.check(x.device, staged=False, collective=True)
 
             def of_rows(some: Tensor, *wanted: Tensor) -> tuple[Tensor, ...]:
-                return own(some if self.head is None else self.head(some), *wanted)
+                return own(some if self.head is None else logits_of(self.head, some), *wanted)
 
             parts = by_rows(of_rows, self.rows, x, *labels)
             sums, (size, *_), *others = zip(*parts, strict=True)
@@ -275,8 +276,17 @@ def _gathered(own: Tensor, labels: Tensor | None, size: Tensor, k: int, *setting
         values |= {"shape": tuple(own.shape), "columns": columns, "dtype": own.dtype}
         agree(comm, AgreedCall(function, **values))
     comm.gather([*every.unbind(0)], own.contiguous(), function)
-    if wrong is not None and wrong.device.type == "cuda":  # which is not waited for
-        torch._assert_async(~wrong.any(), f"{function}: labels outside of the vocabulary")
+    if labels is not None and wrong is not None and ranks > 1:
+        # A sum that wraps; any two places have different factors, and odd ones lose no bit.
+        factors = torch.arange(1, 2 * labels.numel(), 2, dtype=torch.int64, device=labels.device)
+        sums = labels.new_empty(ranks)
+        comm.gather([*sums.unbind()], (labels.flatten() * factors).sum(), function)
+        differ = (sums != sums[0]).any()
+        if labels.device.type == "cuda":  # which is not waited for
+            right = ~(wrong.any() | differ)
+            torch._assert_async(right, f"{function}: labels of no token, or not the same on ranks")
+        elif differ:
+            raise ValueError("labels: ranks of vocab_group got different ones, expected the same")
     return every
 
 

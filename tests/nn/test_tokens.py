@@ -22,7 +22,7 @@ def test_rings(size: int) -> None:
 
 
 def test_a_ring_of_four() -> None:
-    on_ring(4, (checks.rows_are_exact, checks.vocabulary_is_sharded))
+    on_ring(4, (checks.rows_are_exact, checks.vocabulary_is_sharded, checks.mistakes_are_told))
 
 
 # In one process, without a group

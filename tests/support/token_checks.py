@@ -106,6 +106,7 @@ def vocabulary_is_sharded(rank: int, size: int) -> None:
             candidates = min(5, VOCABULARY // size)
             assert gathered == [
                 3 * rows * 8,
+                8,  # to compare labels
                 3 * rows * 8,
                 (2 + candidates) * rows * 8,
                 candidates * rows * 8,
@@ -131,6 +132,26 @@ def vocabulary_is_sharded(rank: int, size: int) -> None:
     torch.testing.assert_close(log_probs, expected_probs, **EXACT)
     (dwhole,) = torch.autograd.grad(expected_probs, head.weight, upstream)
     torch.testing.assert_close(dweight, dwhole[columns], atol=1e-11, rtol=0)
+
+
+def mistakes_are_told(rank: int, size: int) -> None:
+    """On every rank: heads that are none on the last one, and labels that it has alone."""
+    x, labels, _, _ = problem()
+    head, last = nn.Linear(HIDDEN, 5, dtype=torch.float64), rank == size - 1
+    same: dict[str, Any] = {"x": x, "labels": labels % 5, "head": head}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"head": head.weight}, "head: got Parameter, expected a module that makes logits"),
+        ({"head": nn.Linear(7, 5)}, "head: got one of 7 features, expected 8"),
+        ({"head": torch.sum}, "head: got .. from it, expected logits .2, 37, 'V'."),
+        ({"head": lambda rows: [head(rows)]}, "head: got list from it"),
+        ({"labels": (labels % 5).flip(1)}, "ranks of vocab_group got different ones"),
+    ]
+    for change, says in cases:
+        both, call = "labels" in change, same | change if last else same
+        with pytest.raises(ValueError, match=says if both or last else "were refused"):
+            token_log_probs(**call, rows=None, vocab_group=dist.group.WORLD)
+    with pytest.raises(ValueError, match="head: got one of 7 features"):
+        ringray.sharded_linear_cross_entropy(x, nn.Linear(7, 5), labels)
 
 
 def counting(gather: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]:
