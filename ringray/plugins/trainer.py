@@ -10,6 +10,10 @@ Shape legend: B batch, S global length, R rows of one shard.
 from __future__ import annotations
 
 import inspect
+import json
+import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +31,8 @@ from ringray.comm.ring import connect, timeout_of
 
 try:
     from transformers import Trainer, TrainerCallback
+    from transformers.trainer_pt_utils import find_batch_size
+    from transformers.trainer_utils import has_length
 
     from ringray.models import huggingface as hf
     from ringray.models.huggingface.ring import IGNORED, transformers_model
@@ -40,19 +46,23 @@ except ModuleNotFoundError as error:
 _AXES = ("dp_replicate", "cp")
 # What a collator without padding adds for kernels of others; ``position_ids`` say the same.
 _DOCUMENTS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+# Arguments by the beginnings of their names that may differ between ranks: none computes with them.
+_OWN = re.compile(
+    "output_dir|run_name|project|report_to|disable_tqdm|local_rank|log_level|push_to_hub|hub_|"
+    "trackio_|resume_from_checkpoint"
+)
 
 
 def _refuse_options(trainer: Trainer, ranks: int) -> None:
     """Raises ValueError for an option of the trainer that is wrong on a ring."""
     args = trainer.args
+    callbacks = [x for x in trainer.callback_handler.callbacks if isinstance(x, RingCallback)]
     uneven = args.train_sampling_strategy == "batch_rebalance"
     wrong = {
+        "callbacks": (len(callbacks) > 1, "there are several, expected one"),
         "label_smoothing_factor": (args.label_smoothing_factor, "no rank holds all logits"),
         "compute_loss_func": (trainer.compute_loss_func, "no rank holds all logits"),
-        "neftune_noise_alpha": (
-            args.neftune_noise_alpha,
-            "its noise depends on the rows of a rank",
-        ),
+        "neftune_noise_alpha": (args.neftune_noise_alpha, "its noise would depend on the ranks"),
         "parallelism_config": (args.parallelism_config, "the callback forms the rings"),
         "deepspeed": (trainer.is_deepspeed_enabled, "take DDP or FSDP2"),
         "n_gpu": (args.n_gpu > 1, "start one process for each GPU, by torchrun"),
@@ -86,7 +96,7 @@ def _refuse_padding(model: nn.Module, mask: Tensor, labels: Tensor | None) -> No
 class _WholeModel:
     """The model as the trainer sees it: batches of whole sequences in, whole outputs out."""
 
-    def __init__(self, model: nn.Module, rings: _Rings) -> None:
+    def __init__(self, model: nn.Module, rings: RingCallback) -> None:
         self._model, self._rings = model, rings
 
     def __getattr__(self, name: str) -> Any:
@@ -130,94 +140,6 @@ class _WholeModel:
         return type(out)(**outputs)
 
 
-class _Rings:
-    """The rings that a trainer's ranks form, and what changes in the trainer for them.
-
-    ``group``: of this rank's ring; ``replicas``: of the ranks with its place in their rings;
-    ``predicting``: the trainer wants logits.
-    """
-
-    def __init__(self, trainer: Trainer, size: int, **options: Any) -> None:
-        self.trainer, self.size, self.predicting = trainer, size, False
-        self.mesh = self.group = self.replicas = None
-        if dist.is_available() and dist.is_initialized():
-            sizes = (dist.get_world_size() // size, size)
-            self.mesh = init_device_mesh(trainer.args.device.type, sizes, mesh_dim_names=_AXES)
-            self.replicas, self.group = (self.mesh.get_group(axis) for axis in _AXES)
-            for group in (self.replicas, self.group):
-                dist.distributed_c10d._set_pg_timeout(timeout_of(dist.group.WORLD), group)
-        self.options = options | {"group": self.group}
-        self.accelerator = accelerator = trainer.accelerator
-        accelerator.dataloader_config.dispatch_batches = False
-        self._prepare = accelerator.prepare_data_loader
-        accelerator.prepare_data_loader, accelerator.gather = self.prepare_data_loader, self.gather
-        self._loss, trainer.compute_loss = trainer.compute_loss, self.compute_loss
-        self._predict, trainer.prediction_step = trainer.prediction_step, self.prediction_step
-        trainer.get_tp_size = lambda: size  # the trainer's word for ranks with the same batch
-        operations = trainer.floating_point_ops
-        trainer.floating_point_ops = lambda inputs: operations(inputs) / size
-        if getattr(trainer.args, "predict_with_generate", False):
-            self._generate, trainer.model.generate = trainer.model.generate, self.generate
-
-    def prepare_data_loader(self, *args: Any, **kwargs: Any) -> Any:
-        """Deals batches to rings: Accelerate does by its mesh, which nothing else should see."""
-        state = self.accelerator.state
-        before, state.device_mesh = state.device_mesh, self.mesh
-        try:
-            return self._prepare(*args, **kwargs)
-        finally:
-            state.device_mesh = before
-
-    def gather(self, tensors: Any) -> Any:
-        """Gathers from one rank of each ring: the others have the same."""
-        comm = connect(self.replicas)
-
-        def gathered(x: Tensor) -> Tensor:
-            x = x.contiguous() if x.dim() else x[None]
-            parts = [torch.empty_like(x) for _ in range(comm.world_size)]
-            comm.gather(parts, x, "gather of the trainer")
-            return torch.cat(parts)
-
-        return tensors if comm.world_size == 1 else tree_map_only(Tensor, gathered, tensors)
-
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Computes the loss by the trainer's own code, from whole outputs."""
-        if kwargs.get("num_items_in_batch") is not None:
-            # Divided by ``get_tp_size``, but gathered from one rank of each ring.
-            kwargs["num_items_in_batch"] = kwargs["num_items_in_batch"] * self.size
-        return self._loss(self._whole(model), inputs, *args, **kwargs)
-
-    def prediction_step(
-        self, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Evaluates by the trainer's own code, from whole outputs."""
-        self.predicting = not prediction_loss_only
-        out = self._predict(self._whole(model), inputs, prediction_loss_only, *args, **kwargs)
-        self.predicting = False
-        return out
-
-    def _whole(self, model: Any) -> _WholeModel:
-        return model if isinstance(model, _WholeModel) else _WholeModel(model, self)
-
-    def generate(
-        self,
-        input_ids: Tensor,
-        *,
-        max_length: int | None = None,
-        labels: Any = None,
-        **options: Any,
-    ) -> Any:
-        """Generates with the cache of a ring, for ``predict_with_generate``."""
-        if "past_key_values" in options:  # ``hf.generate`` itself calls
-            return self._generate(input_ids, **options)
-        config = self.trainer.model.generation_config
-        longest = (max_length or config.max_length or 20) - input_ids.shape[1]
-        new = options.pop("max_new_tokens", None) or config.max_new_tokens or longest
-        return hf.generate(
-            self.trainer.model, input_ids, max_new_tokens=new, **options, **self.options
-        )
-
-
 class RingCallback(TrainerCallback):
     """Trains on rings: ``Trainer(..., callbacks=[RingCallback()])``, or ``SFTTrainer``.
 
@@ -231,8 +153,8 @@ class RingCallback(TrainerCallback):
 
     Raises:
         ValueError: on every rank, by the trainer's constructor: a model that does not attend by the
-            ring, or options that are wrong on it; before a step: what ``shard_batch`` refuses, as
-            ranks with other data, and padding that is not on the right.
+            ring, options that are wrong on it, or that differ between ranks; before a step: what
+            ``shard_batch`` refuses, as ranks with other data, and padding that is not on the right.
     """
 
     def __init__(
@@ -243,39 +165,155 @@ class RingCallback(TrainerCallback):
         transport: str = transports.DEFAULT,
         backend: str = "auto",
     ) -> None:
-        self.ring_size = ring_size
-        self.options = {"partition": partition, "transport": transport, "backend": backend}
-        self.rings: _Rings | None = None
+        self.size = ring_size
+        self.options: dict[str, Any] = {
+            "partition": partition, "transport": transport, "backend": backend,
+        }  # fmt: skip
+        self.trainer: Any = None  # whose ranks form the rings
+        self.mesh: Any = None
+        self.group: Any = None  # of this rank's ring
+        self.replicas: Any = None  # of the ranks with its place in their rings
+        self.predicting = False  # the trainer wants logits
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Joins the trainer whose constructor runs."""
+        """Joins the trainer whose constructor runs, and changes in it what rings need."""
         comm = connect(None)
         with refusing(comm):
+            if self.trainer is not None:
+                raise ValueError("RingCallback: it has a trainer, expected one for each trainer")
             trainer = _constructed()
             _refuse_options(trainer, comm.world_size)
             transformers_model(trainer.model)
-            size = comm.world_size if self.ring_size is None else self.ring_size
+            size = comm.world_size if self.size is None else self.size
             if not whole(size, 1) or comm.world_size % size:
                 raise ValueError(f"ring_size: got {size!r}, expected a part of {comm.world_size}")
             agree(comm, AgreedCall("RingCallback", ring_size=size, **self.options))
-        self.rings = _Rings(trainer, size, **self.options)
+            _compare(args)
+        if dist.is_available() and dist.is_initialized():
+            sizes = (comm.world_size // size, size)
+            self.mesh = init_device_mesh(args.device.type, sizes, mesh_dim_names=_AXES)
+            self.replicas, self.group = (self.mesh.get_group(axis) for axis in _AXES)
+            for group in (self.replicas, self.group):
+                dist.distributed_c10d._set_pg_timeout(timeout_of(dist.group.WORLD), group)
+        self.options["group"] = self.group
+        self.trainer, self.accelerator, self.size = trainer, trainer.accelerator, size
+        self.accelerator.dataloader_config.dispatch_batches = False
+        self.accelerator.gather = self._gather
+        trainer.get_tp_size = lambda: size  # the trainer's word for ranks with the same batch
+        _replace(self.accelerator, "prepare_data_loader", self._prepare_data_loader)
+        _replace(trainer, "compute_loss", self._compute_loss)
+        _replace(trainer, "prediction_step", self._prediction_step)
+        _replace(trainer, "evaluation_loop", self._evaluation_loop)
+        _replace(trainer, "floating_point_ops", lambda whole, inputs: whole(inputs) / size)
+        if getattr(args, "predict_with_generate", False):
+            _replace(trainer.model, "generate", self._generate)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, *, train_dataloader: Any = None, **_: Any
     ) -> None:
         """Compares what decides how many calls follow: a rank that has ended answers no other."""
         with refusing(connect(None)):
-            if self.rings is None or self.rings.trainer.accelerator is not self.rings.accelerator:
+            if self.trainer is None or self.trainer.accelerator is not self.accelerator:
                 raise ValueError(
                     "RingCallback: it has not joined this training; expected it in the trainer's "
                     "constructor (callbacks=[RingCallback()]), without hyperparameter_search"
                 )
-            batches = len(train_dataloader) if hasattr(train_dataloader, "__len__") else None
-            plan = {"steps": state.max_steps, "batches": batches, "seed": args.seed}
-            plan |= {"accumulated": args.gradient_accumulation_steps}
-            plan |= {"evaluated": (args.eval_strategy, state.eval_steps)}
-            plan |= {"saved": (args.save_strategy, state.save_steps)}
-            agree(connect(None), AgreedCall("training", **plan))
+            plan = {"batches": _length(train_dataloader), "begun": state.global_step}
+            agree(connect(None), AgreedCall("training", **plan, steps=state.max_steps))
+
+    def _evaluation_loop(
+        self, loop: Any, loader: Any, description: str, prediction_loss_only: bool | None = None,
+        *args: Any, **more: Any,
+    ) -> Any:  # fmt: skip
+        """Compares what decides the calls of an evaluation, and runs it by the trainer's code."""
+        only = prediction_loss_only
+        only = self.trainer.args.prediction_loss_only if only is None else only
+        with refusing(connect(None)):
+            plan = {"batches": _length(loader), "prediction_loss_only": only}
+            agree(connect(None), AgreedCall(description, **plan))
+        return loop(loader, description, only, *args, **more)
+
+    def _prepare_data_loader(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
+        """Deals batches to rings: Accelerate does by its mesh, which nothing else should see."""
+        state = self.accelerator.state
+        before, state.device_mesh = state.device_mesh, self.mesh
+        try:
+            return prepare(*args, **kwargs)
+        finally:
+            state.device_mesh = before
+
+    def _gather(self, tensors: Any) -> Any:
+        """Gathers from one rank of each ring: the others have the same."""
+        comm = connect(self.replicas)
+
+        def gathered(x: Tensor) -> Tensor:
+            x = x.contiguous() if x.dim() else x[None]
+            parts = [torch.empty_like(x) for _ in range(comm.world_size)]
+            comm.gather(parts, x, "gather of the trainer")
+            return torch.cat(parts)
+
+        return tensors if comm.world_size == 1 else tree_map_only(Tensor, gathered, tensors)
+
+    def _compute_loss(self, loss: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Computes the loss by the trainer's own code, from whole outputs."""
+        if kwargs.get("num_items_in_batch") is not None:
+            # Divided by ``get_tp_size``, but gathered from one rank of each ring.
+            kwargs["num_items_in_batch"] = kwargs["num_items_in_batch"] * self.size
+        model = model if isinstance(model, _WholeModel) else _WholeModel(model, self)
+        return loss(model, inputs, *args, **kwargs)
+
+    def _prediction_step(
+        self, step: Any, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        """Evaluates by the trainer's own code, from whole outputs."""
+        state = self.accelerator.gradient_state
+        last = state.end_of_dataloader and state.remainder == -1  # of a stream
+        # Its rows are not counted where each rank reads the stream itself; replicas fill it up.
+        if last and connect(self.replicas).world_size == 1:
+            state.active_dataloader.remainder = find_batch_size(inputs)
+        self.predicting = not prediction_loss_only
+        out = step(_WholeModel(model, self), inputs, prediction_loss_only, *args, **more)
+        self.predicting = False
+        return out
+
+    def _generate(
+        self, generate: Any, input_ids: Tensor, *, max_length: int | None = None,
+        labels: Any = None, **options: Any,
+    ) -> Any:  # fmt: skip
+        """Generates with the cache of a ring, for ``predict_with_generate``."""
+        if "past_key_values" in options:  # ``hf.generate`` itself calls
+            return generate(input_ids, **options)
+        model = self.trainer.model
+        longest = (max_length or model.generation_config.max_length or 20) - input_ids.shape[1]
+        new = options.pop("max_new_tokens", None) or model.generation_config.max_new_tokens
+        options |= self.options | {"max_new_tokens": new or longest}
+        return hf.generate(model, input_ids, **options)
+
+
+def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replaces a method of one object by ``function``, whose first argument is the method."""
+    setattr(owner, name, partial(function, getattr(owner, name)))
+
+
+def _length(loader: Any) -> int | None:
+    """Returns the number of batches; None: of a stream, which ends where it ends."""
+    return len(loader) if has_length(loader) else None
+
+
+def _compare(args: Any) -> None:
+    """Raises ValueError, on every rank, if arguments of the trainer differ between ranks."""
+    values = {
+        name: value if isinstance(value, int)
+        # Objects by their type: their address is this rank's.
+        else json.dumps(value, default=lambda x: type(x).__name__)
+        for name, value in args.to_dict().items()
+        if not _OWN.match(name)
+    }  # fmt: skip
+    names = [*values]
+    for first in range(0, len(names), 32):  # more are more than an agreement tells apart
+        some = {name: values[name] for name in names[first : first + 32]}
+        agree(connect(None), AgreedCall("RingCallback", **some))
 
 
 def _constructed() -> Trainer:

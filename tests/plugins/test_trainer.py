@@ -29,6 +29,10 @@ def test_what_is_refused() -> None:
     on_ring(2, (checks.refused, checks.short))
 
 
+def test_streams() -> None:
+    on_ring(2, (checks.streamed,))
+
+
 def test_rings_are_replicas() -> None:
     on_ring(4, (checks.replicas,))
 

@@ -123,14 +123,16 @@ def trainer(
     attention = attention or ("sdpa" if ring is None else "ringray")
     kind = getattr(transformers, f"{of}TrainingArguments")
     data = rows() if data is None else data
+    options: dict[str, Any] = {
+        "train_dataset": data,
+        "eval_dataset": data[:evaluated],
+        "callbacks": [] if ring is None else [ring],
+    }
     return getattr(transformers, f"{of}Trainer")(
         model=model or tiny(attention),
         args=kind(**arguments(folder, **changes)),
-        train_dataset=data,
-        eval_dataset=data[:evaluated],
         data_collator=collate,
-        callbacks=[] if ring is None else [ring],
-        **(init or {}),
+        **options | (init or {}),
     )
 
 
@@ -187,6 +189,24 @@ def like_one_process(steps: int, rank: int, size: int) -> None:
     assert logged[-1]["train_loss"] < 0.8 * logged[0]["loss"] or steps < 50
     if rank == 0:
         print(f"Trainer: {steps} steps, losses differ by {worst:.1e} at most")
+
+
+def streamed(rank: int, size: int) -> None:
+    """Streams, whose length nobody knows: every rank of a ring reads all of one."""
+    datasets = importlib.import_module("datasets")
+    data = datasets.Dataset.from_list(rows(13)).with_format("torch")
+    stream = data.to_iterable_dataset(num_shards=3)
+    options = {"max_steps": 7, "eval_strategy": "steps", "eval_steps": 4}  # of two epochs
+
+    def trained(ring: RingCallback | None) -> list[dict[str, float]]:
+        init = {"train_dataset": stream, "eval_dataset": stream}
+        training = trainer(ring, init=init, **options)
+        training.train()
+        return history(training)
+
+    want = trained(None)
+    with started(rank, size):
+        compare(trained(RingCallback()), want)
 
 
 def words() -> Any:
@@ -347,8 +367,34 @@ def refused(rank: int, size: int) -> None:
         # One rank alone has another option.
         with pytest.raises(ValueError, match="neftune" if rank else "rank\\(s\\) 1 were refused"):
             trainer(RingCallback(), neftune_noise_alpha=5.0 if rank else None)
-        with pytest.raises(ValueError, match="ranks disagree about the problem: batches"):
+        disagreed = "ranks disagree about the problem: {}: .* here .rank {}".format
+        other_options: dict[str, tuple[Any, Any]] = {
+            "learning_rate": (1e-2, 1e-3), "max_grad_norm": (1.0, 2.0),
+            "optim": ("sgd", "adafactor"),
+            "weight_decay": (0.0, 0.1), "gradient_accumulation_steps": (1, 2), "seed": (1, 2),
+            "per_device_eval_batch_size": (3, 4), "lr_scheduler_kwargs": ({"a": 1}, {"a": 2}),
+        }  # fmt: skip
+        for name, values in other_options.items():
+            with pytest.raises(ValueError, match=disagreed(name, rank)):
+                trainer(RingCallback(), **{name: values[rank]})
+        with pytest.raises(ValueError, match="there are several, expected one"):
+            trainer(None, attention="ringray", init={"callbacks": [RingCallback(), RingCallback()]})
+        with pytest.raises(ValueError, match=disagreed("batches", rank)):
             trainer(RingCallback(), data=rows(30 + 9 * rank), max_steps=2).train()
+        # Each rank may write where and report what it likes.
+        free = {"disable_tqdm": rank == 0, "run_name": f"rank {rank}"}
+        evaluating = trainer(RingCallback(), f"unused{rank}", evaluated=3 + 4 * rank, **free)
+        with pytest.raises(ValueError, match="Evaluation: " + disagreed("batches", rank)):
+            evaluating.evaluate()
+        with pytest.raises(ValueError, match="Prediction: " + disagreed("batches", rank)):
+            evaluating.predict(rows(3 + 4 * rank))
+        counting = trainer(RingCallback(), init={"compute_metrics": len} if rank else None)
+        with pytest.raises(ValueError, match=disagreed("prediction_loss_only", rank)):
+            counting.evaluate()
+        twice = RingCallback()
+        trainer(twice)
+        with pytest.raises(ValueError, match="it has a trainer, expected one for each"):
+            trainer(twice)
         for collate, reason in (
             (partial(padded, left=True), "padding on the right"),
             (partial(padded, labelled=True), "labels: padding has labels"),
