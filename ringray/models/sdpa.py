@@ -31,7 +31,7 @@ from ringray.attention.agreement import refusing
 from ringray.attention.deal import deal
 from ringray.attention.sharding import shard
 from ringray.base.units import plain
-from ringray.comm.ring import RingGroup, connect
+from ringray.comm.ring import RingGroup, connect, place_in
 from ringray.models.attention_kernels import kernels_refuse, other_attention
 from ringray.partition import Partitioning
 from ringray_kernels.config import Blocks
@@ -63,7 +63,7 @@ def context_parallel(
     buffer_dims: Sequence[int] = (),
     buffer_seq_dims: Sequence[int] | None = None,
     no_restore_buffers: Iterable[Tensor] = (),
-    pad_values: float | Sequence[float] = 0,
+    pad_values: float | Sequence[float] | None = 0,
     seq_len: int | None = None,
     cu_seqlens: Tensor | None = None,
     window: int | None = None,
@@ -98,7 +98,8 @@ def context_parallel(
             such as ``model.rope_cache``, hold this rank's rows in the block, and all rows again
             after it, except for ``no_restore_buffers``.
         no_restore_buffers: buffers of ``buffer_seq_dims`` that keep this rank's rows.
-        pad_values: fill rows beyond the sequence: one for all buffers, or one for each.
+        pad_values: fill rows beyond the sequence: one for all buffers, or one for each; None: a
+            length that needs such rows is refused.
         seq_len: true global length (tokens); None is the length of the buffers or, without any,
             N * S.
         options: further keywords of ``ring_attention``, passed on as they are.
@@ -160,13 +161,14 @@ def _dealt(
 def _shards(
     buffers: Sequence[Tensor],
     dims: Sequence[int],
-    pad_values: float | Sequence[float],
+    pad_values: float | Sequence[float] | None,
     seq_len: int | None,
     partition: Partitioning,
     group: RingGroup,
 ) -> tuple[int | None, tuple[Tensor, ...]]:
     """Returns the sequence length, if it is known, and this rank's rows of each buffer."""
-    pad_values, seq_len, dims = plain(pad_values), plain(seq_len), [*map(plain, dims)]
+    unpadded, pad_values = pad_values is None, plain(0 if pad_values is None else pad_values)
+    seq_len, dims = plain(seq_len), [*map(plain, dims)]
     fills = [pad_values] * len(buffers) if isinstance(pad_values, int | float) else [*pad_values]
     for name, values in (("buffer_dims", dims), ("pad_values", fills)):
         if len(values) != len(buffers):
@@ -179,6 +181,12 @@ def _shards(
             raise ValueError(
                 f"buffers: number {i} has {buffer.shape[dim]} rows in dimension {dim}, expected "
                 f"the {seq_len} of the sequence; cut longer ones"
+            )
+        padded = partitions.padded_length(partition, seq_len, place_in(group)[1])
+        if unpadded and padded != seq_len:
+            raise ValueError(
+                f"buffers: got {seq_len} rows, which {partition!r} fills up to {padded}, expected "
+                "so many, or pad_values=..., a value for each buffer (-100 for labels)"
             )
     rows = tuple(
         shard(buffer, dim=dim, partition=partition, group=group, pad_value=fill)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ringray import partition as partitions
 from ringray.attention.agreement import AgreedCall, agree, refusing
 from ringray.comm.ring import RingGroup, connect
 from ringray.models.sdpa import context_parallel
@@ -77,30 +76,17 @@ class _Blocks:
         no_restore_buffers: Iterable[Tensor] | None = None,
     ) -> Iterator[None]:
         """Routes attention; in place of ``Accelerator.maybe_context_parallel``."""
-        rows, dims = buffers or (), buffer_seq_dims or ()
-        with refusing(self.comm):
-            self._refuse_padding(rows, dims)
-        of_ring = {"buffers": rows, "buffer_seq_dims": dims, **self.options}
-        with context_parallel(self.group, no_restore_buffers=no_restore_buffers or (), **of_ring):
+        # A label of padding would count: without ``pad_values`` there is no padding.
+        options = {
+            "buffers": buffers or (), "buffer_seq_dims": buffer_seq_dims or (),
+            "no_restore_buffers": no_restore_buffers or (), "pad_values": None, **self.options,
+        }  # fmt: skip
+        with context_parallel(self.group, **options):
             self.inside = True
             try:
                 yield
             finally:
                 self.inside = False
-
-    def _refuse_padding(self, buffers: Sequence[Tensor], dims: Sequence[int]) -> None:
-        """Refuses rows of padding that nobody gave a value: a label of padding would count."""
-        if "pad_values" in self.options:
-            return
-        partition, ranks = self.options.get("partition", partitions.DEFAULT), self.comm.world_size
-        for x, dim in zip(buffers, dims, strict=False):
-            padded = partitions.padded_length(partition, x.shape[dim], ranks)
-            if padded != x.shape[dim]:
-                raise ValueError(
-                    f"buffers: got {x.shape[dim]} rows, which {ranks} ranks do not share evenly, "
-                    f"expected such as {padded}, or use_ring(accelerator, pad_values=...) with a "
-                    "value for each buffer"
-                )
 
     def watch(self, objects: Any) -> Any:
         """Checks what the models among ``objects`` are called with, from now on."""

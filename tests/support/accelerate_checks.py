@@ -121,7 +121,10 @@ def trains_alike(rank: int, size: int) -> None:
     assert want[-1] < 0.8 * want[0]
     with accelerator(size) as accelerated:
         use_ring(accelerated)
-        assert losses(accelerated, 50) == pytest.approx(want, abs=1e-4)
+        worst = max(abs(a - b) / b for a, b in zip(losses(accelerated, 50), want, strict=True))
+    if rank == 0:
+        print(f"Accelerate: 50 steps, losses differ by {worst:.1e} at most")
+    assert worst < 1e-4
     with accelerator(size) as accelerated:
         use_ring(accelerated, partition="contiguous", pad_values=(0, -100, 0))
         assert losses(accelerated, 5, 61) == pytest.approx(padded, abs=1e-4)
@@ -135,6 +138,9 @@ def is_a_ring_of_one(rank: int, size: int) -> None:
         assert losses(accelerated, 3) == pytest.approx(want, abs=1e-6)
         never = pytest.raises(ValueError, match="never called scaled_dot_product_attention")
         with never, accelerated.maybe_context_parallel():
+            pass
+        rows = pytest.raises(ValueError, match="got 61 rows, which 'zigzag' fills up to 62")
+        with rows, accelerated.maybe_context_parallel([torch.arange(61)], [0]):
             pass
 
 
@@ -161,7 +167,7 @@ def is_never_bypassed(rank: int, size: int) -> None:
             model(ids, labels=ids)
         assert ids.shape[1] == SEQ_LEN  # restored
         odd = accelerated.maybe_context_parallel([ids[:, :61]], [1])
-        with refused(match="buffers: got 61 rows.*expected such as 64"), odd:
+        with refused(match="got 61 rows, which 'zigzag' fills up to 64, expected so many"), odd:
             pass
         with refused(match="never called scaled_dot_product_attention"), block():
             eager(ids)
