@@ -42,11 +42,6 @@ def use_ring(
 ) -> _Config:
     """Returns a ``Trainer.Config`` whose attention is a ring of its context parallel ranks.
 
-    ::
-
-        def llama3_8b_ring():  # of your config registry
-            return use_ring(llama3_8b())
-
     Documents, which torchtitan's dataloaders mark by positions that begin at 0 again, do not see
     each other, as in its own attention.
 
@@ -56,9 +51,8 @@ def use_ring(
         transport, backend: as in ``ringray.ring_attention``, for every layer.
 
     Raises:
-        ValueError: a model without ``flex`` or ``varlen`` attention in every layer, or whose
-            windows see keys after a query; as the model is parallelized, masks of its own or
-            another load balancer than "headtail"; in the first forward, sinks or biased scores.
+        ValueError: here, as the model is parallelized, or in its first forward: what a ring has
+            not (docs/accelerate.md).
     """
     spec = cast("Any", config).model_spec
     if not isinstance(getattr(spec, "model", None), Decoder.Config):
@@ -164,10 +158,7 @@ class RingInnerAttention(Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        self.options: dict[str, Any] = {
-            "window": config.window, "transport": config.transport, "backend": config.backend,
-            "partition": partitions.DEFAULT,  # head and tail, as torchtitan shards
-        }  # fmt: skip
+        self.config = config
         self.ring: DeviceMesh | None = None
 
     def forward(
@@ -187,6 +178,9 @@ class RingInnerAttention(Module):
         if self.ring is None:
             raise ValueError("model: got one that was not parallelized, expected parallelize_fn")
         q, k, v = (x.transpose(1, 2) for x in (q_BLNH, k_BLNH, v_BLNH))
-        where: dict[str, Any] = {"group": self.ring, "cu_seqlens": attention_masks}
-        out = ring_attention(q, k, v, scale=scale, **where, **self.options)
+        out = ring_attention(
+            q, k, v, scale=scale, cu_seqlens=attention_masks, group=self.ring,
+            partition=partitions.DEFAULT,  # head and tail, as torchtitan shards
+            window=self.config.window, transport=self.config.transport, backend=self.config.backend,
+        )  # fmt: skip
         return cast("Tensor", out).transpose(1, 2)
