@@ -1,7 +1,9 @@
 """torchtitan's own Trainer on CPUs, with gloo: prints its losses as JSON, by case.
 
-``python titan_program.py CASE...``, or by torchrun. A case is an SPMD backend of torchtitan, or
-``plain`` for its own attention, and a number of steps: ``partial_dtensor:50``.
+``python titan_program.py RANKS=CASE,CASE... ...``: each argument is a group of processes, and all
+run at the same time. A case is an SPMD backend of torchtitan, or ``plain`` for its own attention,
+and a number of steps: ``2=partial_dtensor:50``. The processes are forked, since torchtitan takes
+longer to import than to train.
 
 Parts of torchtitan that need a GPU are replaced: what asks a device about its memory, the barrier
 of one device, the compiled kernel of FlexAttention (by SDPA with the same mask), and FSDP's
@@ -11,10 +13,13 @@ reduction by NCCL's scaled sums. Model, data loading, shards of a batch, loss an
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,11 +32,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.attention.flex_attention import create_block_mask, create_mask
 
 torch._utils._get_available_device_type = lambda: "cpu"  # before torchtitan asks
-for name, value in {
-    "LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "0",
-}.items():  # fmt: skip
-    os.environ.setdefault(name, value)
 
 from torchtitan.components import metrics  # noqa: E402
 from torchtitan.components.dataloader import BaseDataLoader  # noqa: E402
@@ -108,9 +108,11 @@ class Memory:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, *, block_mask: Any, **scores: Any) -> tuple[Tensor, None]:
-    mask = create_mask(block_mask.mask_mod, len(q), 1, q.shape[2], k.shape[2], device="cpu")
+    if not hasattr(block_mask, "dense"):  # once for all layers
+        shape = len(q), 1, q.shape[2], k.shape[2]
+        block_mask.dense = create_mask(block_mask.mask_mod, *shape, device="cpu")
     options = {name: scores[name] for name in ("scale", "enable_gqa")}
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options), None
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=block_mask.dense, **options), None
 
 
 def as_ever(model: Any) -> None:
@@ -139,6 +141,8 @@ def losses(case: str) -> list[float]:
         context_parallel_degree=int(os.environ["WORLD_SIZE"]),
         spmd_backend="spmd_types" if kind == "plain" else kind,
     )
+    if steps == "50":  # the shorter ones compute layers again
+        config.activation_checkpoint = None
     config.validator.enable = config.checkpoint.enable = False
     if kind != "plain":
         use_ring(config)
@@ -162,12 +166,39 @@ def losses(case: str) -> list[float]:
     return logged
 
 
+def run(rank: int, size: int, port: int, cases: list[str]) -> None:
+    """Runs cases as one rank, which prints the losses if it is the first."""
+    os.environ.update({
+        "LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
+    })  # fmt: skip
+    by_case = {case: losses(case) for case in cases}
+    if rank == 0:
+        print("losses:", json.dumps(by_case), flush=True)
+    dist.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # none of its threads would live on in a fork
     attention.FlexAttention._compiled_flex_attn = staticmethod(sdpa)
     attention._compiled_create_block_mask = create_block_mask
     metrics.build_device_memory_monitor = Memory
     utils.set_pg_timeouts = lambda **_: None
-    by_case = {case: losses(case) for case in sys.argv[1:]}
-    if os.environ["RANK"] == "0":
-        print("losses:", json.dumps(by_case))
-    dist.destroy_process_group()
+    fork, ranks = multiprocessing.get_context("fork"), []
+    for argument in sys.argv[1:]:
+        count, _, cases = argument.partition("=")
+        size, port = int(count), free_port()
+        for rank in range(size):
+            options = rank, size, port, cases.split(",")
+            ranks.append(fork.Process(target=run, args=options, daemon=True))
+            ranks[-1].start()
+    running = {rank.sentinel: rank for rank in ranks}
+    while running:
+        for ended in wait([*running]):
+            if running.pop(ended).exitcode:  # type: ignore[call-overload]
+                sys.exit(1)  # the others, which may wait for it, end too
