@@ -15,7 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +49,19 @@ _OPAQUE = {
     "_transformer_encoder_layer_fwd",
     "flex_attention",
 }
+
+
+class SdpaCall(NamedTuple):
+    """The arguments of ``scaled_dot_product_attention``, (B, H, S, D)."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
 
 
 @contextmanager
@@ -236,7 +249,7 @@ class _Router(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _ROUTED:
             self.routed += 1
-            return self._route(*args, **kwargs)
+            return self._route(SdpaCall(*args, **kwargs))
         if func is Tensor.unflatten:  # a method that Dynamo cannot trace inside of a mode
             return torch.unflatten(*args, **kwargs)
         if func in _BACKWARD:
@@ -271,28 +284,21 @@ class _Router(TorchFunctionMode):
         traced = torch.compiler.is_compiling()
         return nullcontext() if traced else refusing(connect(self.arguments["group"]))
 
-    def _route(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
+    def _route(self, call: SdpaCall) -> Tensor:
         with self._refusing():
-            _check(query, key, attn_mask, enable_gqa)
-        options = self.arguments | {"causal": is_causal, "scale": scale, "dropout_p": dropout_p}
-        out = cast("Tensor", ring_attention(query, key, value, **options))
+            _check(call)
+        options = self.arguments | {
+            "causal": call.is_causal, "scale": call.scale, "dropout_p": call.dropout_p,
+        }  # fmt: skip
+        out = cast("Tensor", ring_attention(*call[:3], **options))
         return cast("Tensor", _Marked.apply(out)) if out.requires_grad else out
 
 
-def _check(query: Tensor, key: Tensor, attn_mask: Tensor | None, enable_gqa: bool) -> None:
+def _check(call: SdpaCall) -> None:
     """Raises ValueError for calls that a ring cannot route; ``ring_attention`` checks the rest."""
+    query, key = call.query, call.key
     says = "context_parallel: scaled_dot_product_attention got "
-    if attn_mask is not None:
+    if call.attn_mask is not None:
         raise ValueError(
             f"{says}attn_mask, expected none: is_causal, or window, cu_seqlens and seq_len of "
             "context_parallel, define the keys that a query sees"
@@ -305,7 +311,7 @@ def _check(query: Tensor, key: Tensor, attn_mask: Tensor | None, enable_gqa: boo
             f"{says}{query.shape[2]} query rows and {key.shape[2]} key rows, expected as many: "
             "cross-attention and caches are not sharded like this"
         )
-    if not enable_gqa and query.shape[1] != key.shape[1]:
+    if not call.enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError(
             f"{says}{query.shape[1]} query heads and {key.shape[1]} key heads, expected as many, "
             "or enable_gqa=True"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
@@ -131,39 +129,3 @@ def load(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, An
     """Loads the states of both."""
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
-
-
-def documents_of(batch: dict[str, Tensor]) -> Tensor:
-    """Returns the number of the document of each position, int64 (S,)."""
-    ids = batch["input_ids"]
-    ends = batch.get("cu_seqlens", torch.tensor([0], dtype=torch.int32, device="cpu"))
-    positions = torch.arange(ids.shape[1], dtype=torch.int64, device=ids.device)
-    return torch.searchsorted(ends.to(ids.device).long(), positions, right=True)
-
-
-@contextmanager
-def attention_is(function: Callable[..., Any]) -> Iterator[None]:
-    """Puts a function in the place of ``scaled_dot_product_attention`` of ``F``."""
-    before = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = function
-    try:
-        yield
-    finally:
-        F.scaled_dot_product_attention = before
-
-
-def masked(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
-    """Returns a context in which causal attention of one process keeps documents apart, for models
-    that know none. On ranks their adapter does."""
-    if dist.get_world_size() > 1 or "cu_seqlens" not in batch:
-        return nullcontext()
-    attention: Callable[..., Any] = F.scaled_dot_product_attention
-    document = documents_of(batch)
-    seen = (document[:, None] == document).tril()
-
-    def attend(*qkv: Tensor, is_causal: bool = False, **options: Any) -> Any:
-        whole = all(x.shape[-2] == len(seen) for x in qkv)
-        how = {"attn_mask": seen} if is_causal and whole else {"is_causal": is_causal}
-        return attention(*qkv, **options | how)
-
-    return attention_is(attend)

@@ -44,13 +44,13 @@ Batch = dict[str, Tensor]
 
 ADAPTERS = {
     "ring": "ring:RingAdapter",
-    "parallelize": "parallelize:ParallelizeAdapter",
+    "parallelize": "ring:ParallelizeAdapter",
     "torch-context-parallel": "torch_context_parallel:TorchContextParallel",
     "torch-flex": "torch_flex:TorchFlex",
-    "accelerate": "accelerate:AccelerateAdapter",
+    "accelerate": "torch_context_parallel:AccelerateAdapter",
     "hf-ulysses": "ulysses:UlyssesAdapter",
-    "ddp": "ddp:DdpAdapter",
-    "fsdp": "fsdp:FsdpAdapter",
+    "ddp": "data_parallel:DdpAdapter",
+    "fsdp": "data_parallel:FsdpAdapter",
 }
 DEFAULT = "ring"
 _FUNCTIONS = (
@@ -127,18 +127,15 @@ def make_adapter(text: str | None) -> Any:
         raise TargetError(unknown("adapter", name, ADAPTERS))
     module, _, kind = ADAPTERS[name].partition(":")
     made = getattr(importlib.import_module(f"ringray.verification.adapters.{module}"), kind)
+    package = getattr(made, "PACKAGE", None)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise TargetError(
+            f"this adapter needs {package}, which is not installed: pip install {package}"
+        )
     try:
         return made(*filter(None, words.split(",")))
     except (TypeError, ValueError) as error:
         raise TargetError(f"adapter {text}: {error}") from error
-
-
-def installed(package: str) -> None:
-    """Raises TargetError unless a package that an adapter needs is installed."""
-    if importlib.util.find_spec(package) is None:
-        raise TargetError(
-            f"this adapter needs {package}, which is not installed: pip install {package}"
-        )
 
 
 def load(text: str, adapter: str | None = None) -> VerifiedTarget:

@@ -77,9 +77,9 @@ def generate(
             batch["logits_to_keep"] = 1
         with torch.no_grad():
             inner(**batch, past_key_values=cache)
-        generated = inner.generate(
-            input_ids, past_key_values=cache, max_new_tokens=max_new_tokens, **options
-        )
+        # A config for training may say that no cache is used.
+        options |= {"max_new_tokens": max_new_tokens, "use_cache": True}
+        generated = inner.generate(input_ids, past_key_values=cache, **options)
         # A rank that ends early, by options of its own, leaves no other in a step.
         ids = generated if isinstance(generated, Tensor) else generated.sequences
         agree(comm, AgreedCall("the end of generate", tokens=digest(ids)))

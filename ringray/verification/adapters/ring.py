@@ -1,5 +1,6 @@
 """Our ring: Hugging Face models by ``shard_batch``, modules with our attention as they are, and
-others in ``ringray.context_parallel``, which routes their ``scaled_dot_product_attention``."""
+others in ``ringray.context_parallel``, which routes their ``scaled_dot_product_attention``; alone,
+or with weights that FSDP2 shards over its ranks (``ringray.parallelize``)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,10 @@ from ringray.models.decoder import Decoder
 from ringray.models.sdpa import context_parallel
 from ringray.nn import ContextParallelAttention
 from ringray.partition import Partitioning
+from ringray.training.mesh import Mesh, make_mesh
+from ringray.training.parallelize import parallelize
 from ringray.verification import defaults
+from ringray.verification.adapters.shared import masked
 
 _PADDING = {"labels": -100, "shift_labels": -100}
 _SEQUENCE = 1  # dimension of (B, S)
@@ -31,6 +35,7 @@ class RingAdapter:
     """Runs a model on the ring of ``group``; None: all ranks."""
 
     group: dist.ProcessGroup | None = None
+    shards: dist.ProcessGroup | None = None  # over whose ranks the loss is a mean
 
     def __init__(
         self, partition: str = partitions.DEFAULT, transport: str = transports.DEFAULT
@@ -109,7 +114,7 @@ class RingAdapter:
         if not isinstance(model, Decoder):
             if not (_attention_of(model) and defaults.takes_all(model)):
                 where = {}
-            with defaults.masked(batch):
+            with masked(batch):
                 return defaults.step(model, batch, **where)
         with torch.no_grad():
             logits = model(batch["input_ids"], **where)
@@ -119,10 +124,24 @@ class RingAdapter:
         )
         return {"logits": logits, "loss": loss}
 
-    @property
-    def shards(self) -> dist.ProcessGroup | None:
-        """Returns the ranks over which the loss is a mean."""
-        return self.group
+    def generate(self, model: nn.Module, input_ids: Tensor, new: int) -> Tensor:
+        """Generates greedily with keys and values that stay on the ring.
+
+        Raises:
+            ValueError: it is no model of transformers, or one that does not step on the ring.
+        """
+        if not defaults.is_transformers(model):
+            raise ValueError("the ring generates by models of transformers only")
+        from ringray.models import huggingface
+
+        self.route()
+        # No token ends a text, so that all of them are compared.
+        options: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
+        tokens: Tensor = huggingface.generate(
+            model, input_ids, max_new_tokens=new, group=self.group, partition=self.partition,
+            transport=self.transport, **options,
+        )  # fmt: skip
+        return tokens
 
     def _alone(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Returns a batch for one process, whose model may be made for a ring."""
@@ -134,6 +153,21 @@ class RingAdapter:
         for part in _attention_of(model):
             part.partition = _WITHOUT_PADDING
         return batch | {"seq_len": batch["input_ids"].shape[_SEQUENCE]}
+
+
+class ParallelizeAdapter(RingAdapter):
+    """Runs a ``Decoder``, a model with our attention or one of Hugging Face on one ring."""
+
+    mesh: Mesh | None = None
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """Shards the weights; others than these models are refused."""
+        if self.mesh is None:
+            self.mesh = make_mesh(device=next(model.parameters()).device.type)
+            self.group, self.shards = self.mesh.ring, self.mesh.shards.get_group()
+        super().prepare(model)
+        self.route()
+        return parallelize(model, self.mesh)
 
 
 def _attention_of(model: nn.Module) -> list[ContextParallelAttention]:

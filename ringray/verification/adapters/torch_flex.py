@@ -7,8 +7,7 @@ losses and gradients are left out there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,7 +19,9 @@ from torch.distributed.tensor.experimental._context_parallel._load_balancer impo
 from torch.distributed.tensor.parallel import parallelize_module
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from ringray.models.sdpa import SdpaCall
 from ringray.verification import defaults
+from ringray.verification.adapters.shared import attention_is, documents_of, masked, rows_of
 from ringray.verification.adapters.torch_context_parallel import (
     TorchContextParallel,
     without_mask,
@@ -62,37 +63,33 @@ class TorchFlex(TorchContextParallel):
         """Deals a batch and its mask, a head and a tail block to each rank."""
         assert self.mesh is not None
         size, device = batch["input_ids"].shape[1], batch["input_ids"].device
-        document = defaults.documents_of(batch)
+        document = documents_of(batch)
 
         def seen(_: Tensor, __: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (query >= key) & (document[query] == document[key])
 
         whole = create_block_mask(seen, 1, 1, size, size, device=device.type)
-        dealt = {k: x for k, x in batch.items() if x.dim() > 1 and k != "labels"}
+        dealt: dict[str, Any] = rows_of(batch)
         balancer = _HeadTailLoadBalancer(size, self.mesh.size(), device)
         dims = [_ROWS, *[1] * len(dealt)]
         self.mask, *rows = torch_ring._context_parallel_shard(
             self.mesh, [whole, *dealt.values()], dims, balancer
         )
         dealt = dict(zip(dealt, rows, strict=True))
-        if self.transformers:  # the block mask is the only one
-            dealt["attention_mask"] = torch.ones_like(dealt["input_ids"])
-        return dealt
+        return self.unmasked(dealt)  # the block mask is the only one
 
-    @contextmanager
-    def context(self) -> Iterator[None]:
+    def context(self) -> AbstractContextManager[None]:  # type: ignore[override]
         """Routes attention."""
-        with defaults.attention_is(without_mask(self._attend)):
-            yield
+        return attention_is(without_mask(self._attend))
 
     def step(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward; on CPUs without a loss."""
         on_cpus = batch["input_ids"].device.type == "cpu"
-        with defaults.masked(batch), torch.set_grad_enabled(not on_cpus):
+        with masked(batch), torch.set_grad_enabled(not on_cpus):
             out = defaults.step(model, batch)
         return out | {"loss": None} if on_cpus else out
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Any:
-        if not is_causal:
-            raise NotImplementedError("this adapter expects causal attention")
-        return self.attention(q, k, v, block_mask=self.mask, scale=scale)
+    def _attend(self, call: SdpaCall) -> Any:
+        if not call.is_causal:
+            raise ValueError("got attention that is not causal: this adapter's mask is")
+        return self.attention(*call[:3], block_mask=self.mask, scale=call.scale)

@@ -10,16 +10,14 @@ import torch.distributed as dist
 from torch import nn
 
 from ringray.verification import defaults
-from ringray.verification.target import installed
+from ringray.verification.adapters.shared import chunked
 
 
 class UlyssesAdapter:
     """Routes a Hugging Face model over DeepSpeed's Ulysses."""
 
+    PACKAGE = "deepspeed"
     BATCH = 1  # rows, which it is told before it sees any
-
-    def __init__(self) -> None:
-        installed("deepspeed")
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """Registers Ulysses in the place of the model's attention."""
@@ -39,8 +37,4 @@ class UlyssesAdapter:
 
     def shard(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Deals equal contiguous shards; labels are the shifted ones."""
-        rows, ranks = batch["input_ids"].shape[1], dist.get_world_size()
-        if rows % ranks:
-            raise ValueError(f"{rows} tokens: expected a multiple of {ranks} ranks")
-        dealt = {name: x for name, x in batch.items() if x.dim() > 1 and name != "labels"}
-        return {name: x.chunk(ranks, 1)[dist.get_rank()] for name, x in dealt.items()}
+        return chunked(batch, dim=1)
