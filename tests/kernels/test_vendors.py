@@ -142,7 +142,9 @@ FILES = {
     "3": ("flash_attn_interface.py",),
     "4": ("flash_attn/cute/__init__.py", "flash_attn/cute/interface.py"),
     "kernels": ("kernels.py",),
+    "torn": ("flash_attn_interface.py",),
 }
+CONTENTS = {"kernels": HUB, "torn": "import flash_attn_3_cuda"}
 
 
 def tensor_on_gpu() -> Any:
@@ -156,7 +158,6 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
     """Installs stand-ins, and asks a backend on a GPU: its module, or the reason why not."""
 
     def forget() -> None:
-        flash._is_there.cache_clear()
         flash._loaded.cache_clear()
         for name in [*sys.modules]:
             if name.partition(".")[0] in ("flash_attn", "flash_attn_interface", "kernels"):
@@ -166,9 +167,9 @@ def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callab
     def ask(name: str, major: int, *installed: str, **other: Any) -> Any:
         forget()
         folder = tmp_path / "-".join((*installed, "here"))
-        for file in (file for package in installed for file in FILES[package]):
+        for package, file in ((name, file) for name in installed for file in FILES[name]):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(HUB if file == "kernels.py" else "")
+            (folder / file).write_text(CONTENTS.get(package, ""))
         monkeypatch.setattr(sys, "path", [str(folder)])
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
         backend: Any = load_backend(name)
@@ -206,6 +207,7 @@ def test_the_package_for_a_gpu(
     [
         ("flash", 9, "", "flash-attn is not installed"),
         ("flash", 10, "3", "flash-attn is not installed"),  # of Hopper
+        ("flash", 9, "2 torn", "flash_attn_interface cannot be loaded .ModuleNotFoundError"),
         ("flash", 9, "4 kernels", "flash-attn is not installed"),  # though there is a flash_attn
         ("flash", 7, "2", "flash-attn is not installed"),
         ("flash4", 8, "4", "capability 9 to 11"),  # it has no backward pass there

@@ -12,9 +12,7 @@ fa4-v4.0.0.beta8 to beta27; huggingface/kernels 0.17.2 and huggingface/kernels-c
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from functools import cache
-from importlib.machinery import PathFinder
 from typing import Any, NamedTuple
 
 import torch
@@ -47,6 +45,10 @@ _SINCE_AMPERE = (8, 9, 10, 11, 12)
 # Version 4 computes on Ampere forward only, and its backward pass on 12 is not repeatable.
 _OF_4 = (9, 10, 11)
 _HUB = "kernels-community/flash-attn"
+# Arguments that version 2 has no defaults for.
+_UNUSED: dict[str, Any] = {
+    "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None,
+}  # fmt: skip
 
 
 class Flash:
@@ -61,17 +63,17 @@ class Flash:
         """Returns why FlashAttention does not compute ``asked`` on tensors like ``q``, or None."""
         if q.device.type != "cuda":
             return f"got tensors on {q.device.type}, expected a GPU"
-        package = self._package(q)
-        if package is None:
-            return self._missing
+        if limit := limits(q, asked):
+            return limit
         # Loaded here, where all ranks learn the reason, and not between two messages.
-        loaded = limits(q, asked) or _loaded(package)
+        package = self._package(q)
+        loaded = self._missing if package is None else _loaded(package)
         return loaded if isinstance(loaded, str) else None
 
     def _package(self, q: TensorKind) -> Package | None:
         major, _ = torch.cuda.get_device_capability(q.device)
-        there = (x for x in self._packages if major in x.majors and _is_there(x))
-        return next(there, None)
+        fit = (package for package in self._packages if major in package.majors)
+        return next((package for package in fit if _loaded(package) is not None), None)
 
     def _kernels(self, q: Tensor) -> Kernels:
         package = self._package(q)
@@ -101,7 +103,7 @@ class Kernels:
         else:
             call = self._module._flash_attn_forward
         if self._version == 2:
-            options |= {"dropout_p": 0.0, "return_softmax": False} | self._unused
+            options |= {"dropout_p": 0.0, "return_softmax": False} | _UNUSED
         out, lse, *_ = call(*rows_first, **options)
         return out.transpose(1, 2), lse
 
@@ -111,7 +113,7 @@ class Kernels:
         options: dict[str, Any] = {"softmax_scale": piece.scale, "deterministic": True}
         options["is_causal" if self._version == 3 else "causal"] = piece.causal
         if self._version == 2:
-            options |= {"dropout_p": 0.0} | self._unused
+            options |= {"dropout_p": 0.0} | _UNUSED
         rows_first = [x.transpose(1, 2) for x in (dout, q, unshared(k), unshared(v), out)]
         lse = lse.contiguous()
         if self._version == 4:  # which makes its results
@@ -124,39 +126,22 @@ class Kernels:
             self._module._flash_attn_backward(*rows_first, lse, dq=dq, dk=dk, dv=dv, **options)
         return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
 
-    @property
-    def _unused(self) -> dict[str, Any]:
-        """Returns arguments that version 2 has no defaults for."""
-        unlimited = {"window_size_left": -1, "window_size_right": -1}
-        return unlimited | {"softcap": 0.0, "alibi_slopes": None}
-
-
-@cache
-def _is_there(package: Package) -> bool:
-    """Tells whether a package is installed, or what downloads it; imports nothing.
-
-    Version 4 alone leaves a folder ``flash_attn`` that is not version 2, so each part of the name
-    is looked for.
-    """
-    outer, *inner = ("kernels" if package.repository else package.module).split(".")
-    spec = importlib.util.find_spec(outer)
-    for part in inner:
-        if spec is None:
-            return False
-        spec = PathFinder.find_spec(f"{spec.name}.{part}", spec.submodule_search_locations)
-    return spec is not None
-
 
 @cache
 def _loaded(package: Package) -> Any:
-    """Returns the module of a package, or the reason why it cannot be loaded; downloads it once."""
+    """Returns the module of a package, None if it is not installed, or the reason why it cannot be
+    loaded; downloads it once."""
+    needed = "kernels" if package.repository else package.module
     try:
+        module: Any = importlib.import_module(needed)
         if package.repository is None:
-            return importlib.import_module(package.module)
-        hub: Any = importlib.import_module("kernels")
-        kernel = hub.get_kernel(package.repository, version=package.release)
+            return module
+        kernel = module.get_kernel(package.repository, version=package.release)
         return getattr(kernel, package.module)
     except Exception as error:  # of the network, of a build for another GPU, CUDA or PyTorch
+        # Version 4 alone leaves a folder flash_attn that is not version 2.
+        if isinstance(error, ModuleNotFoundError) and f"{needed}.".startswith(f"{error.name}."):
+            return None
         return f"{package.name} cannot be loaded ({type(error).__name__}: {str(error)[:200]})"
 
 
