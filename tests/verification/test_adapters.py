@@ -7,11 +7,14 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from ringray import verification
 from ringray.partition import NAMES
 from ringray.transport import TRANSPORTS
-from ringray.verification import TargetError, Verdict
+from ringray.verification import TargetError, Verdict, defaults
+from ringray.verification.adapters.ring import RingAdapter
 from ringray.verification.target import ADAPTERS
 from tests.support import deepspeed_stand_in
 from tests.support.verification import verified
@@ -142,6 +145,13 @@ def test_accelerate_lets_documents_see_each_other() -> None:
 
 
 # What is said
+
+
+def test_a_target_with_a_ring_of_its_own_generates_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "is_transformers", lambda model: True)
+    ids = torch.zeros(1, 8, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"expected a function generate\(\) of the target"):
+        RingAdapter().generate(nn.Identity(), ids, 1)
 
 
 @pytest.mark.parametrize(

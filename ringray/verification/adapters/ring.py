@@ -125,16 +125,16 @@ class RingAdapter:
         return {"logits": logits, "loss": loss}
 
     def generate(self, model: nn.Module, input_ids: Tensor, new: int) -> Tensor:
-        """Generates greedily with keys and values that stay on the ring.
+        """Generates greedily, with keys and values that stay on the ring.
 
         Raises:
-            ValueError: it is no model of transformers, or one that does not step on the ring.
+            ValueError: it is no model of transformers, one that does not step on the ring, or of a
+                target that deals its batches itself.
         """
-        if not defaults.is_transformers(model):
-            raise ValueError("the ring generates by models of transformers only")
+        if not (self.seq_len and defaults.is_transformers(model)):
+            raise ValueError("expected a function generate() of the target")
         from ringray.models import huggingface
 
-        self.route()
         # No token ends a text, so that all of them are compared.
         options: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
         tokens: Tensor = huggingface.generate(
