@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,6 @@ def _grouped_mm(x: Tensor, weight: Tensor, *, offs: Tensor, **_: Any) -> Tensor:
 def in_double() -> Iterator[None]:
     """Lets this process compute in fp64 what it computes in fp32: code that asks for float32 by its
     name gets float64. For processes that do nothing else meanwhile."""
-    default = torch.get_default_dtype()
     replaced: list[tuple[Any, str, Any]] = [
         (torch, "float32", torch.float64),
         (torch, "float", torch.float64),
@@ -41,15 +41,11 @@ def in_double() -> Iterator[None]:
         (checks.check_qkv, "__defaults__", ((torch.float64,),)),
         *((owner, name, _grouped_mm) for owner, name in _GROUPED if hasattr(owner, name)),
     ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
-    torch.set_default_dtype(torch.float64)
-    attention._rotation.cache_clear()
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
-        torch.set_default_dtype(default)
+    with ExitStack() as restored:
+        for owner, name, value in replaced:
+            restored.enter_context(patch.object(owner, name, value))
+        restored.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float64)
         attention._rotation.cache_clear()
+        restored.callback(attention._rotation.cache_clear)
+        yield
