@@ -25,11 +25,11 @@ def compare(evidence: Evidence, probe: str, case: Compared) -> Iterator[Finding]
     worst = [max(case.gradient_errors(rank).values(), default=0.0) for rank in case.ranks]
     if max(worst) <= allowed:
         return
-    rank = int(np.argmax(worst))
+    rank, wrong = int(np.argmax(worst)), [i for i, x in enumerate(worst) if not x <= allowed]
     kind, name = mistakes.of_gradients(case, rank)
     what = (
-        f"gradients on rank {rank} differ by up to {max(worst):.1e}, allowed {allowed:.1e}; "
-        f"backward, {name} is the first of them"
+        f"gradients on rank {', '.join(map(str, wrong))} differ by up to {max(worst):.1e}, "
+        f"allowed {allowed:.1e}; backward, {name} is the first of them"
     )
     yield evidence.finding(
         probe, kind, what, rank=rank, layer=name, error=max(worst), allowed=allowed
