@@ -8,6 +8,7 @@ target    what is verified: a file, or module:function, above an adapter
 defaults  what a target does unless it says otherwise
 adapters  ways to run a plain model on ranks, one file each
 double    fp64 in place of fp32
+observation  what one process computes of a batch
 process   one process: it builds the model and runs batches
 world     the processes of a target, their answers, errors and hangs
 batches   what they run
@@ -19,18 +20,18 @@ verdict   what it came to
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
 import torch
 
 from ringray.base.errors import unknown
-from ringray.verification import process
 from ringray.verification.probes import PROBES, Evidence, tried
-from ringray.verification.target import DEFAULT, TargetError, make_adapter, spelled
+from ringray.verification.target import DEFAULT, TargetError, importable_name, make_adapter
 from ringray.verification.verdict import Finding, Verdict
-from ringray.verification.world import HangError, Refused, World
+from ringray.verification.world import INSIDE, HangError, Refused, World
 
 __all__ = ["Finding", "HangError", "TargetError", "Verdict", "verify"]
 
@@ -75,15 +76,16 @@ def verify(
     """
     _check(ranks, adapter, probes, device, limit)
     begin = time.monotonic()
-    text = spelled(build)
+    text = importable_name(build)
     verdict = Verdict(text, adapter or DEFAULT, ranks)
     try:
         with World(text, adapter, ranks=ranks, device=device, limit=limit) as world:
             evidence = Evidence(world)
             try:
-                _ = evidence.plain
+                note = evidence.plain.ranks[0].note
             except Refused as error:
                 raise TargetError(str(error)) from error
+            verdict.notes += [note] if note else []
             for name, result in tried(evidence, PROBES if probes is None else probes):
                 verdict.probes[name] = result
                 if view is not None:
@@ -100,7 +102,7 @@ def _check(
     ranks: int, adapter: str | None, probes: Sequence[str] | None, device: str, limit: float | None
 ) -> None:
     """Raises TargetError for wrong arguments."""
-    if process.inside:
+    if INSIDE in os.environ:
         raise TargetError(
             "verify is called while a rank imports its target; call it below "
             'if __name__ == "__main__":'
@@ -109,11 +111,10 @@ def _check(
         raise TargetError(f"ranks: got {ranks!r}, expected an integer from 2 to {_MOST}")
     if limit is not None and not 0 < limit < float("inf"):
         raise TargetError(f"limit: got {limit!r}, expected seconds above 0")
-    named: list[tuple[str, str, Collection[str]]] = [("device", device, _DEVICES)]
-    named += [("probe", name, PROBES) for name in probes or ()]
-    for what, name, choices in named:
-        if name not in choices:
-            raise TargetError(unknown(what, name, choices))
+    for what, names, choices in (("device", [device], _DEVICES), ("probe", probes or (), PROBES)):
+        for name in names:
+            if name not in choices:
+                raise TargetError(unknown(what, name, choices))
     make_adapter(adapter)  # says what is wrong with it
     if device == "cuda" and (gpus := torch.cuda.device_count()) < ranks:
         raise TargetError(f"device: cuda needs a GPU for each of {ranks} ranks, here are {gpus}")

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ringray.verification.process import Array
+from ringray.verification.observation import Array
 
 IGNORED = -100
 

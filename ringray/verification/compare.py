@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ringray.verification.process import Array, Observation
+from ringray.verification.observation import Array, Observation
 from ringray.verification.world import World
 
 # The error budget: twice the error of one process in the same dtype, against fp64, and this.

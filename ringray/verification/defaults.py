@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -16,12 +16,18 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from ringray.nn import sharded_cross_entropy
+from ringray.verification.target import TargetError
 
 LOSS = "mean"
 UNIT, BATCH, SEQ_LEN = 1, 2, 48
+loss_is = LOSS  # the target's own LOSS, once it is loaded: a process has one target
 # Share of the norm of logits by which documents that see each other differ, at least.
 _LEAK = 0.01
-# What models call the arguments of their forward.
+_NO_LOSS = (
+    "the model returns no loss: compared is ringray's cross entropy of its logits (where its loss "
+    "needs labels, its forward takes them as shift_labels, or the target has a step())"
+)
+# What models call the arguments of their forward; docs/verify.md has the list.
 _SYNONYMS = {
     "tokens": "input_ids", "ids": "input_ids", "x": "input_ids", "positions": "position_ids",
     "pos": "position_ids", "cu_seq_lens": "cu_seqlens", "targets": "shift_labels",
@@ -38,22 +44,37 @@ def context() -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def arguments(model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
-    """Returns what the model's forward takes of a batch, by its own names; the first argument is
-    the token ids, whatever its name."""
+def shard(batch: dict[str, Any]) -> dict[str, Any]:
+    """Leaves the batch whole, as one process has it."""
+    return batch
+
+
+def arguments(model: nn.Module, batch: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """Returns what the model's forward takes of a batch, by its own names, and ``options``; the
+    first argument is the token ids, whatever its name.
+
+    Raises:
+        TargetError: it needs another argument.
+    """
     inner = getattr(model, "module", model)
     parameters = inspect.signature(inner.forward).parameters
-    if not hasattr(inner, "config"):  # only transformers' models shift labels themselves
+    if not is_transformers(inner):  # others do not shift labels themselves, or not all
         batch = {name: x for name, x in batch.items() if name != "labels"}
-    taken = {name: batch[_SYNONYMS.get(name, name)] for name in parameters
-             if _SYNONYMS.get(name, name) in batch}  # fmt: skip
-    first = next(iter(parameters))
-    if not {"input_ids", "inputs_embeds"} & {_SYNONYMS.get(name, name) for name in taken}:
-        taken[first] = batch["input_ids"]
+    plain = {name: _SYNONYMS.get(name, name) for name in parameters}
+    taken = {name: batch[x] for name, x in plain.items() if x in batch}
+    if "input_ids" not in plain.values():
+        taken[next(iter(parameters))] = batch["input_ids"]
     if takes_all(model) and "ring" in batch:
         taken |= {name: x for name, x in batch.items() if name not in parameters}
     if "use_cache" in parameters:  # with a cache, transformers takes packed documents for one
         taken["use_cache"] = False
+    taken |= options
+    needed = [x for x in parameters.values() if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
+    if missing := [x.name for x in needed if x.default is x.empty and x.name not in taken]:
+        raise TargetError(
+            f"{type(inner).__name__}.forward() needs {', '.join(missing)}, which this batch has "
+            f"not, expected {', '.join(batch)} or their synonyms: write step()"
+        )
     return taken
 
 
@@ -83,14 +104,13 @@ def takes_all(model: nn.Module) -> bool:
 
 def step(model: nn.Module, batch: dict[str, Any], **options: Any) -> dict[str, Any]:
     """Runs a forward, with ``options`` beside them; the loss is the model's own, or the mean over
-    all labels of all ranks."""
-    out = model(**arguments(model, batch) | options)
-    if isinstance(out, Tensor):
-        out = {"logits": out} if out.dim() else {"logits": None, "loss": out}
-    elif isinstance(out, tuple):
-        out = {"logits": next((x for x in out if isinstance(x, Tensor) and x.dim() == 3), None)}
-    named = out.get if hasattr(out, "get") else partial(getattr, out)
-    logits, loss = named("logits", None), named("loss", None)
+    all labels of all ranks, which ``note`` says.
+
+    Raises:
+        TargetError: nothing that the model returns is the logits or the loss for sure.
+    """
+    logits, loss = _results(model(**arguments(model, batch, **options)), batch["input_ids"])
+    note = "" if loss is not None else _NO_LOSS
     if logits is not None and dist.get_world_size() == 1 and "cu_seqlens" in batch:
         apart = _documents_apart(model, batch)
         # Some models of transformers do not see where documents begin.
@@ -98,11 +118,38 @@ def step(model: nn.Module, batch: dict[str, Any], **options: Any) -> dict[str, A
             logits, loss = apart, None
     if loss is None and logits is not None:
         loss = sharded_cross_entropy(logits, batch["shift_labels"], gradients="mean")
-    return {"logits": logits, "loss": loss}
+        # The same on every rank: as parts of a sum, each has its share.
+        loss = loss / dist.get_world_size() if loss_is == "sum" else loss
+    return {"logits": logits, "loss": loss, "note": note}
 
 
-def reduce(model: nn.Module, loss: str = LOSS) -> None:
-    """Averages gradients over all ranks as the ``loss`` is, or sums them; DDP and FSDP do so
+def _results(out: Any, ids: Tensor) -> tuple[Any, Any]:
+    """Returns the logits and the loss of what a model returns for ids (B, R): those that have these
+    names, or else the first tensor (B, R, V) and the only number."""
+    fields = out if isinstance(out, Mapping) else getattr(out, "__dict__", {})
+    parts = [*out] if isinstance(out, list | tuple) else [*fields.values()] or [out]
+    tensors = [x for x in parts if isinstance(x, Tensor)]
+    numbers = [x for x in tensors if not x.dim()]
+    logits, loss = fields.get("logits"), fields.get("loss")
+    if loss is None and numbers:
+        loss, *others = numbers
+        if others:
+            raise TargetError(
+                f"the model returns {len(numbers)} numbers: say in step() what they are"
+            )
+    if logits is None:
+        logits = next((x for x in tensors if x.shape[:-1] == ids.shape), None)
+    if logits is None and loss is None:
+        shapes = [tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__ for x in parts]
+        raise TargetError(
+            f"the model returns {', '.join(map(str, shapes))}, expected logits (B, R, V) of the "
+            f"token ids (B, R), {tuple(ids.shape)}, a loss (), or both: write step()"
+        )
+    return logits, loss
+
+
+def reduce(model: nn.Module) -> None:
+    """Averages gradients over all ranks, or sums them where losses add up; DDP and FSDP do so
     themselves."""
     wrappers = (DistributedDataParallel, FSDPModule)
     if dist.get_world_size() == 1 or any(isinstance(x, wrappers) for x in model.modules()):
@@ -110,7 +157,7 @@ def reduce(model: nn.Module, loss: str = LOSS) -> None:
     for weight in model.parameters():
         if weight.grad is not None:
             dist.all_reduce(weight.grad)
-            if loss == "mean":
+            if loss_is == "mean":
                 weight.grad /= dist.get_world_size()
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from ringray.verification import batches
 from ringray.verification.batches import IGNORED
 from ringray.verification.compare import Compared, relative, whole
-from ringray.verification.process import Array
+from ringray.verification.observation import Array
 from ringray.verification.world import Refused
 
 MISTAKES = {

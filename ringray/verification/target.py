@@ -1,46 +1,25 @@
 """The target of a verification: a model, and how its batches are dealt to ranks.
 
-A target is a Python file, or ``module:function``. The file has a function ``build()`` that returns
-the model, with the same weights in every process; everything else has a default, which is the
-adapter's:
-
-reference   ``reference()``: the model for one process, where ``build()`` has none of its own
-prepare     ``prepare(model)``: wraps or changes the model of one rank; returns it
-shard       ``shard(batch)``: this rank's part of a batch, a dict of tensors
-context     ``context()``: a context manager around a forward and its backward
-step        ``step(model, batch)``: a forward; returns {"logits": ..., "loss": ...}
-reduce      ``reduce(model)``: sums or averages gradients, if no wrapper does
-grad_norm   ``grad_norm(model)``: the norm of all gradients, as the training clips it
-save        ``save(model, optimizer)``: the state of a training, of this rank
-load        ``load(model, optimizer, state)``: puts it into a model and an optimizer that are new
-generate    ``generate(model, input_ids, new)``: the tokens with ``new`` more ones, greedily
-
-``build()`` may return ``(model, shard)`` instead of a function ``shard`` beside it. Constants:
-``LOSS``: ``"mean"`` if the losses of the ranks average to the loss, ``"sum"`` if they add up to it;
-``UNIT``: lengths of sequences are multiples of ``UNIT`` x ranks; ``BATCH``: rows of a batch;
-``VOCABULARY``: token ids are below it; ``SEQ_LEN``: least tokens of a sequence.
+A target is a Python file with a function ``build()``, or ``module:function``. What else the file
+may define, functions and constants, is in docs/verify.md; the defaults of those are the adapter's,
+and below them those of ``defaults``.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from functools import partial
+from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from torch import Tensor, nn
-
 from ringray.base.errors import UserError, unknown
-
-Batch = dict[str, Tensor]
 
 ADAPTERS = {
     "ring": "ring:RingAdapter",
@@ -53,47 +32,22 @@ ADAPTERS = {
     "fsdp": "data_parallel:FsdpAdapter",
 }
 DEFAULT = "ring"
-_FUNCTIONS = (
+FUNCTIONS = (
     "reference", "prepare", "shard", "context", "step", "reduce", "grad_norm", "save", "load",
     "generate",
 )  # fmt: skip
-_CONSTANTS = "LOSS", "UNIT", "BATCH", "VOCABULARY", "SEQ_LEN"
+# Constants -> the choices, or the least integer.
+CONSTANTS: dict[str, tuple[str, ...] | int] = {
+    "LOSS": ("mean", "sum"), "UNIT": 1, "BATCH": 1, "VOCABULARY": 4, "SEQ_LEN": 8,
+}  # fmt: skip
+_NEAR = 0.81  # of a misspelling to a known name; below are names that helpers have
 
 
 class TargetError(UserError):
     """A target that cannot be verified: nothing was compared."""
 
 
-@dataclass
-class VerifiedTarget:
-    """The functions of a target, each from its file, the adapter or the defaults."""
-
-    name: str
-    build: Callable[[], Any]
-    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
-
-    def model(self) -> nn.Module:
-        """Builds the model; ``build`` may bring ``shard`` with it."""
-        built = self.build()
-        if isinstance(built, tuple) and len(built) == 2 and callable(built[1]):
-            built, self.functions["shard"] = built
-        if not isinstance(built, nn.Module):
-            raise TargetError(
-                f"build() returned {type(built).__name__}, expected a torch.nn.Module or (model, "
-                "shard)"
-            )
-        return built
-
-    def call(self, name: str, *args: Any) -> Any:
-        """Calls one of the functions."""
-        return self.functions[name](*args)
-
-    def context(self) -> AbstractContextManager[Any]:
-        return self.call("context")
-
-
-def spelled(build: str | Callable[..., Any]) -> str:
+def importable_name(build: str | Callable[..., Any]) -> str:
     """Returns the text by which other processes find ``build``.
 
     Raises:
@@ -138,12 +92,15 @@ def make_adapter(text: str | None) -> Any:
         raise TargetError(f"adapter {text}: {error}") from error
 
 
-def load(text: str, adapter: str | None = None) -> VerifiedTarget:
-    """Returns the target that ``text`` names, with the functions of an adapter below its own.
+def load(text: str, adapter: str | None = None, *, alone: bool = False) -> SimpleNamespace:
+    """Returns the functions and constants of the target that ``text`` names, above those of an
+    adapter; ``alone``: those by which one process runs it.
 
     Raises:
-        TargetError: it has no such function; or whatever its import raises.
+        TargetError: it has no such function, or misspells a name, or has a constant of a wrong
+            value; or whatever its import raises.
     """
+    defaults: Any = importlib.import_module("ringray.verification.defaults")
     place, _, name = text.partition(":")
     below = make_adapter(adapter)
     path = Path(place).absolute() if place.endswith(".py") else None
@@ -152,23 +109,67 @@ def load(text: str, adapter: str | None = None) -> VerifiedTarget:
     places = [n for n, x in enumerate(sys.path) if x in (standard, f"{standard}/lib-dynload")]
     sys.path.insert(max(places) + 1, str(Path.cwd() if path is None else path.parent))
     module = importlib.import_module(place) if path is None else _file(path)
-    build = getattr(module, name or "build", None)
-    if not callable(build):
-        names = [x for x, value in vars(module).items() if inspect.isfunction(value)]
+    layers = [defaults, below]
+    if path is not None or not name:  # functions beside one that was named may be of something else
+        _check_constants(module)
+        layers.append(module)
+    if path is not None:
+        _check_names(module, ast.parse(path.read_bytes()))
+    target = SimpleNamespace(build=getattr(module, name or "build", None))
+    if not callable(target.build):
         raise TargetError(
-            f"it has no function {name or 'build'}(); it has {', '.join(names) or 'none'}"
+            f"it has no function {name or 'build'}(); it has "
+            f"{', '.join(_functions(module)) or 'none'}"
         )
-    target = VerifiedTarget(text, build)
-    # Functions beside one that was named may be of something else.
-    beside = () if name and path is None else (module,)
-    defaults = importlib.import_module("ringray.verification.defaults")
-    for layer in (defaults, below, *beside):
-        functions = {x: getattr(layer, x, None) for x in _FUNCTIONS}
-        target.functions |= {x: function for x, function in functions.items() if callable(function)}
-        target.constants |= {x: getattr(layer, x) for x in _CONSTANTS if hasattr(layer, x)}
-    if target.functions["reduce"] is defaults.reduce:
-        target.functions["reduce"] = partial(defaults.reduce, loss=target.constants["LOSS"])
+    for layer in layers:
+        functions = {x: getattr(layer, x, None) for x in FUNCTIONS}
+        vars(target).update(
+            {x: function for x, function in functions.items() if callable(function)}
+        )
+        vars(target).update({x: getattr(layer, x) for x in CONSTANTS if hasattr(layer, x)})
+    defaults.loss_is = target.LOSS
+    if alone:
+        target.build = getattr(target, "reference", target.build)
+        for neutral in (defaults.prepare, defaults.shard, defaults.context, defaults.reduce):
+            setattr(target, neutral.__name__, neutral)
     return target
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """Returns the names of the functions that a module defines itself."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+
+
+def _check_constants(module: ModuleType) -> None:
+    """Raises TargetError for constants of wrong values."""
+    for name, allowed in CONSTANTS.items():
+        value = getattr(module, name, None)
+        if isinstance(allowed, tuple) and value not in (None, *allowed):
+            raise TargetError(unknown(name, value, allowed))
+        if isinstance(allowed, tuple) or value is None:
+            continue
+        if type(value) is not int or value < allowed:
+            raise TargetError(f"{name}: got {value!r}, expected an integer from {allowed}")
+
+
+def _check_names(module: ModuleType, source: ast.Module) -> None:
+    """Raises TargetError for names of a file that are almost known ones: those would be ignored."""
+    assigned = [x for node in source.body if isinstance(node, ast.Assign) for x in node.targets]
+    close = {name: get_close_matches(name, ("build", *FUNCTIONS), 1, _NEAR)
+             for name in _functions(module)}  # fmt: skip
+    for name in [x.id for x in assigned if isinstance(x, ast.Name) and x.id.isupper()]:
+        longer = [x for x in CONSTANTS if x.startswith(name) and len(name) > 2]  # VOCAB, SEQ
+        close[name] = get_close_matches(name, CONSTANTS, 1, _NEAR) or longer
+    for name, known in close.items():
+        # Beside a function of the right name, or behind _, it is a helper.
+        if known and not name.startswith("_") and not hasattr(module, known[0]):
+            raise TargetError(
+                f"{name} is ignored, did you mean {known[0]}? If it is a helper, name it _{name}"
+            )
 
 
 def _file(path: Path) -> ModuleType:

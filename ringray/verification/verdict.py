@@ -88,7 +88,8 @@ class Finding:
 class Verdict:
     """The result of a verification.
 
-    ``probes``: name -> ``right``, ``wrong``, or ``skipped: `` with the reason.
+    ``probes``: name -> ``right``, ``wrong``, or ``skipped: `` with the reason; ``notes``: what else
+    a user has to know of the results.
     """
 
     target: str
@@ -96,6 +97,7 @@ class Verdict:
     ranks: int
     probes: dict[str, str] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     @property
@@ -127,6 +129,7 @@ class Verdict:
         width = max(map(len, self.probes), default=0)
         lines = [self.title, ""]
         lines += [f"  {name:{width}}  {result}" for name, result in self.probes.items()]
+        lines += [f"\nnote: {note}" for note in self.notes]
         for finding in self.findings:
             where = f" ({finding.place})" if finding.place else ""
             lines += ["", f"{finding.probe}{where}: {finding.sentence}"]

@@ -17,14 +17,15 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, cast
 
+import torch.distributed as dist
+
 from ringray.base.errors import reason_of
-from ringray.verification.process import Array, Observation
+from ringray.verification.observation import Array, Observation
 from ringray.verification.target import TargetError
 
+INSIDE = "RINGRAY_VERIFYING"  # variable of the processes of a verification: they start no other
 ALONE = -1  # rank of the process that runs alone
 LIMIT = 60.0  # seconds that a process gets for an answer, on a machine that starts it quickly
 # That many times the seconds of the start, if those are more: a busy machine is slow at both.
@@ -33,9 +34,6 @@ _START = 900.0  # seconds for the start itself, which runs no code of the target
 # Share of a limit that other ranks get after one has failed, before they count as waiting for it.
 _GRACE = 0.25
 _STACKS = 10.0  # seconds, at most, that processes get to write their stacks
-_REQUESTS = {"join": "joining its group", "load": "importing the target", "build": "build()",
-             "observe": "a step", "resume": "two steps and a resumed one",
-             "generate": "generate()"}  # fmt: skip
 # The function has its own module's name: pickles say so.
 _MAIN = "import sys; sys.path[:] = {}; from ringray.verification.process import main; main()"
 _SHOWN = 80  # lines of what a process wrote
@@ -67,15 +65,11 @@ class HangError(FailedRank):
 
 
 @dataclass
-class _RankProcess:
+class _Started:
     rank: int
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     connection: Connection[Any, Any]
-
-    @property
-    def name(self) -> str:
-        return _name(self.rank)
 
     @property
     def size(self) -> int:
@@ -121,10 +115,11 @@ class World:
         self.target, self.adapter = target, adapter
         self.ranks, self.device, self.limit = ranks, device, limit
         self.facts: dict[str, Any] = {}
-        self._children: dict[int, _RankProcess] = {}
+        self._children: dict[int, _Started] = {}
         self._cache: dict[Any, Any] = {}
-        self._folder = tempfile.TemporaryDirectory(prefix="ringray-verify-")
-        self._starts = 0
+        # Where ranks meet, as long as they live.
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+        self._dealt: list[int] = []  # tokens of each rank, of the last batch
 
     def __enter__(self) -> World:
         try:
@@ -134,14 +129,8 @@ class World:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end([*self._children])
-        self._folder.cleanup()
 
     def alone(self, batch: dict[str, Array], **options: Any) -> Observation:
         """Returns what one process computes of a batch; ``exact``: in fp64."""
@@ -158,7 +147,9 @@ class World:
         key = who, content, tuple(sorted(options.items()))
         if key not in self._cache:
             try:
-                answers = self.ask("observe", who == "alone", batch=batch, **options)
+                if who == "together":  # told now: a step may end the processes that know it
+                    self._dealt = [rows.shape[1] for rows in self.ask("shard", batch=batch)]
+                answers = self.ask("step", who == "alone", batch=batch, **options)
             except (Refused, FailedRank) as error:  # another try would cost a limit again
                 self._cache[key] = error
             else:
@@ -204,30 +195,36 @@ class World:
         return [answers[rank][1] for rank in asked]
 
     def _fail(
-        self, request: str, children: list[_RankProcess], answers: dict[int, tuple[Any, ...]],
+        self, request: str, children: list[_Started], answers: dict[int, tuple[Any, ...]],
         limit: float,
     ) -> None:  # fmt: skip
         """Raises the error of processes that failed."""
-        doing = _REQUESTS.get(request, request)
         failed = {rank: answer for rank, answer in answers.items() if answer[0] != "ok"}
+        sizes = ""
+        if request == "step" and len(children) > 1 and len({*self._dealt}) > 1:
+            sizes = (
+                f"shard() deals {', '.join(map(str, self._dealt))} tokens to the ranks (if the "
+                "model needs equal shards: UNIT, or a ValueError in shard()); "
+            )
         if len(failed) == len(children) and all(x[0] == "error" for x in failed.values()):
             kind, text, where = failed[min(failed)]
-            raise Refused(f"{text}\n{where}".rstrip())
+            raise Refused(f"{sizes}{text}\n{where}".rstrip())
         silent = [child for child in children if child.rank not in answers]
-        others = ", ".join(child.name for child in children if child.rank not in failed)
+        others = ", ".join(_name(child.rank) for child in children if child.rank not in failed)
         details = self._stacks(silent)
         self._end([child.rank for child in children])
         if not failed:
-            what = f"{', '.join(x.name for x in silent)} did not end {doing} within {limit:g} s"
+            names = ", ".join(_name(x.rank) for x in silent)
+            what = f"{sizes}{names} did not end {request}() within {limit:g} s"
             raise HangError(what, silent[0].rank, details)
         # A rank that has ended takes the connections of others with it.
         rank = min(failed, key=lambda x: (failed[x][0] != "ended", x))
         kind, text, where = failed[rank]
-        what = f"{_name(rank)} {'raises ' * (kind == 'error')}{text} in {doing}"
+        what = f"{sizes}{_name(rank)} {'raises ' * (kind == 'error')}{text} in {request}()"
         what += f", which {others} did not" * bool(others)
         raise FailedRank(what, rank, f"{where}\n{details}".strip())
 
-    def _stacks(self, silent: list[_RankProcess]) -> str:
+    def _stacks(self, silent: list[_Started]) -> str:
         """Returns the stacks of the threads of processes."""
         begins = [(child, child.size) for child in silent]
         for child in silent:
@@ -236,29 +233,24 @@ class World:
         while time.monotonic() < deadline and any(x.size == begin for x, begin in begins):
             time.sleep(0.05)
         time.sleep(0.2)  # a stack is written in several parts
-        return "\n".join(f"-- {x.name}:\n{x.written(begin)}" for x, begin in begins)
+        return "\n".join(f"-- {_name(x.rank)}:\n{x.written(begin)}" for x, begin in begins)
 
     def _start(self, started: list[int]) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self._starts += 1
         begin = time.monotonic()
         for rank in started:
             try:
                 self._children[rank] = self._child(rank, port)
             except OSError as error:
                 raise TargetError(f"{_name(rank)} cannot be started: {reason_of(error)}") from error
-        # A file that is new for each start: ranks meet in it.
-        store = str(Path(self._folder.name) / f"{self._starts}-")
-        for ranks in ([x for x in started if x == ALONE], [x for x in started if x != ALONE]):
-            if ranks:
-                self._first(ranks, "join", _START, store=f"{store}{ranks[0]}")
+        self._first(started, "join_group", _START, port=self._store.port, start=f"{begin}")
         patience = max(LIMIT, _SLOW * (time.monotonic() - begin))
         self.limit = self.limit or patience
         # Most of an import is that of libraries, whatever the limit of a step.
         patience = max(patience, self.limit)
-        self._first(started, "load", patience, text=self.target, adapter=self.adapter)
+        self._first(started, "import_target", patience, text=self.target, adapter=self.adapter)
         built = self._first(started, "build", self.limit)
         facts = dict(zip(started, built, strict=True))
         self.facts = self.facts or facts[ALONE]
@@ -271,27 +263,28 @@ class World:
         except Refused as error:
             text = str(error)
             first, *rest = text.splitlines()
-            if request == "load" and rest:  # a traceback: no refusal of ours
+            if request == "import_target" and rest:  # a traceback: no refusal of ours
                 hint = "expected a Python file with build(), or module:function"
                 text = "\n".join([f"cannot be imported: {first}; {hint}", *rest])
             raise TargetError(text) from error
 
-    def _child(self, rank: int, port: int) -> _RankProcess:
+    def _child(self, rank: int, port: int) -> _Started:
         # torchrun's variables are for libraries that make their own groups; those of a torchrun
         # around this process are of other groups.
         place, size = (0, 1) if rank == ALONE else (rank, self.ranks)
         outer = {x: y for x, y in os.environ.items() if not x.startswith("TORCHELASTIC_")}
         environment = {
-            **outer, "OMP_NUM_THREADS": "1", "RANK": f"{place}", "LOCAL_RANK": f"{place}",
+            **outer, INSIDE: "1", "OMP_NUM_THREADS": "1",
+            "RANK": f"{place}", "LOCAL_RANK": f"{place}",
             "WORLD_SIZE": f"{size}", "LOCAL_WORLD_SIZE": f"{size}",
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}",
         }  # fmt: skip
         here, there = Pipe()
-        log = tempfile.TemporaryFile(dir=self._folder.name)  # noqa: SIM115, until _end
+        log = tempfile.TemporaryFile()  # noqa: SIM115, until _end
         paths = [x for x in sys.path if x]  # "" is the current folder, and hides what is behind it
         command = [
             sys.executable, "-u", "-c", _MAIN.format(paths), f"{there.fileno()}", f"{os.getpid()}",
-            self._folder.name, f"{rank}", f"{self.ranks}", self.device,
+            f"{rank}", self.device,
         ]  # fmt: skip
         # A session of its own: Ctrl-C is the parent's, and what the target starts ends with it.
         process = subprocess.Popen(
@@ -299,23 +292,22 @@ class World:
             pass_fds=[there.fileno()], start_new_session=True,
         )  # fmt: skip
         there.close()  # so that the end of the process ends the connection
-        return _RankProcess(rank, process, log, here)
+        return _Started(rank, process, log, here)
 
     def _check_weights(self, facts: dict[int, dict[str, Any]]) -> None:
         """Raises TargetError if processes have built different weights."""
-        weights = {rank: fact["weights"] for rank, fact in facts.items() if rank != ALONE}
-        if not self.facts["own_reference"] and ALONE in facts:
-            weights[ALONE] = facts[ALONE]["weights"]
-        ranks = sorted(weights)
-        for rank in ranks[1:]:
-            first, other = weights[ranks[0]], weights[rank]
-            differing = [x for x in {**first, **other} if first.get(x) != other.get(x)]
-            if differing:
-                names = [self._children[x].name for x in (ranks[0], rank)]
+        weights = {rank: fact["weights"] for rank, fact in facts.items()}
+        if self.facts["own_reference"]:
+            weights.pop(ALONE, None)
+        first = min(weights, default=ALONE)
+        for rank in weights:
+            names = weights[first] | weights[rank]
+            wrong = [x for x in names if weights[first].get(x) != weights[rank].get(x)]
+            if wrong:
                 raise TargetError(
-                    f"build() makes different weights in {names[0]} and {names[1]}: "
-                    f"{differing[0]} and {len(differing) - 1} others; expected the same in every "
-                    "process (torch.manual_seed, or weights from a file)"
+                    f"build() makes different weights in {_name(first)} and {_name(rank)}: "
+                    f"{wrong[0]} and {len(wrong) - 1} others of {len(names)} differ; expected the "
+                    "same in every process (torch.manual_seed, or weights from a file)"
                 )
 
     def _end(self, ranks: list[int]) -> None:

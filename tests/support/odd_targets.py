@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -110,12 +111,17 @@ def crashes() -> nn.Module:
     return TinyTarget(of_rank_1(lambda: ctypes.string_at(0)))
 
 
-def returns_nonsense() -> nn.Module:
-    class Nonsense(TinyTarget):
-        def forward(self, input_ids: Tensor, cu_seqlens: Tensor | None = None) -> Any:
-            return "nothing", 3
+def needs_equal_shards() -> Any:
+    """Deals what is left over to the first rank; a collective of its model fails then."""
 
-    return Nonsense()
+    def gather(ids: Tensor, cu_seqlens: Tensor | None) -> None:
+        ids = ids.contiguous()
+        dist.all_gather([torch.empty_like(ids) for _ in range(dist.get_world_size())], ids)
+
+    def shard(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: x.chunk(dist.get_world_size(), 1)[RANK] for name, x in batch.items()}
+
+    return TinyTarget(gather), shard
 
 
 def is_no_module() -> Any:

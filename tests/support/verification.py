@@ -25,10 +25,10 @@ class KeptWorld(World):
         before = self.running.pop(self.ranks, None)
         if before is None:
             return super().__enter__()
-        self._children, self._folder = before._children, before._folder
+        self._children, self._store = before._children, before._store
         asked = [ALONE, *range(self.ranks)]
         target = {"text": self.target, "adapter": self.adapter}
-        self._first(asked, "load", _LIMIT, **target)
+        self._first(asked, "import_target", _LIMIT, **target)
         built = self._first(asked, "build", _LIMIT)
         self.facts = built[0]
         self._check_weights(dict(zip(asked, built, strict=True)))

@@ -4,6 +4,7 @@ left behind."""
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from torch import Tensor, nn
 
 import ringray
-from ringray.verification import HangError, TargetError, defaults, process, target, world
+from ringray.verification import HangError, TargetError, defaults, target, world
 from ringray.verification.mistakes import MISTAKES
+from ringray.verification.process import TargetProcess
 from ringray.verification.verdict import ADVICE
 from tests.support import odd_targets
 from tests.support.place import lives, wait_until
@@ -23,6 +26,10 @@ ODD = "tests.support.odd_targets"
 # Seconds of a step that hangs: milliseconds on an idle machine are enough for one that does not.
 LIMIT = 10.0
 REQUIRED = ["logits"]
+IDS = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
+LOGITS = torch.ones(2, 3, 5, dtype=torch.float32, device="cpu")
+LOSS = torch.ones((), dtype=torch.float32, device="cpu")
+BATCH = {"input_ids": IDS, "labels": IDS, "shift_labels": IDS}
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +50,13 @@ def refusal(name: str, **options: Any) -> TargetError:
         ringray.verify(f"{ODD}:{name}", limit=LIMIT, probes=REQUIRED, **options)
     assert str(caught.value).startswith(f"{ODD}:{name}: ")
     return caught.value
+
+
+def alone(text: str) -> TargetProcess:
+    """Returns the process that runs alone, as a part of this one."""
+    process = TargetProcess(world.ALONE, "cpu")
+    process.import_target(text, None)
+    return process
 
 
 def local() -> Any:
@@ -93,18 +107,18 @@ def test_a_function_of_the_program_is_found_in_its_file(monkeypatch: pytest.Monk
     monkeypatch.setattr(odd_targets.good, "__module__", "__main__")
     main = SimpleNamespace(__file__="/somewhere/train.py")
     monkeypatch.setitem(target.sys.modules, "__main__", main)
-    assert target.spelled(odd_targets.good) == "/somewhere/train.py:good"
+    assert target.importable_name(odd_targets.good) == "/somewhere/train.py:good"
 
 
 def test_a_target_without_the_function_names_those_that_it_has() -> None:
     with pytest.raises(TargetError, match=r"it has no function built\(\); it has .*good, .*hangs"):
         target.load(f"{ODD}:built")
     with pytest.raises(TargetError, match=r"build\(\) returned list, expected a torch.nn.Module"):
-        target.load(f"{ODD}:is_no_module").model()
+        alone(f"{ODD}:is_no_module").build()
 
 
 def test_verify_within_a_target_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "inside", True)
+    monkeypatch.setenv(world.INSIDE, "1")
     with pytest.raises(TargetError, match="while a rank imports its target"):
         ringray.verify(odd_targets.good)
 
@@ -121,7 +135,43 @@ def test_one_rank_that_cannot_build_is_named() -> None:
 
 def test_weights_that_differ_by_rank_are_told() -> None:
     message = str(refusal("seeded_by_rank"))
-    assert "different weights in the process alone and rank 1: embedding.weight" in message
+    what = "different weights in the process alone and rank 1: embedding.weight and 4 others of 5"
+    assert what in message
+
+
+def test_a_buffer_of_the_state_dict_is_a_weight() -> None:
+    """A table that the state dict leaves out may be a rank's own."""
+
+    def build(value: float, persistent: bool) -> nn.Module:
+        model = odd_targets.good()
+        table = torch.full((2,), value, dtype=torch.float32, device="cpu")
+        model.register_buffer("table", table, persistent=persistent)
+        return model
+
+    process = alone(f"{ODD}:good")
+    for persistent in (True, False):
+        weights = []
+        for value in (1.0, 2.0):
+            process.target.build = partial(build, value, persistent)
+            weights.append(process.build()["weights"])
+        assert (weights[0] != weights[1]) == persistent
+
+
+def test_a_training_leaves_running_means_to_the_next_batch() -> None:
+    process = alone(f"{ODD}:good")
+    process.build()
+    norm = nn.BatchNorm1d(3, dtype=torch.float32, device="cpu")
+    process.model = nn.Sequential(nn.Embedding(4, 3, dtype=torch.float32, device="cpu"), norm)
+    process.target.step = lambda model, batch: {"loss": model(batch["input_ids"]).sum()}
+    process.step({"input_ids": IDS.numpy()}, training=True, backward=False)
+    assert not norm.running_mean.any()
+
+
+def test_unequal_shards_are_named_where_ranks_fail() -> None:
+    verdict = ringray.verify(odd_targets.needs_equal_shards, probes=["padding"])
+    (finding,) = verdict.findings
+    assert finding.mistake == "fails"
+    assert "shard() deals 24, 23 tokens to the ranks (" in finding.sentence
 
 
 def test_a_hang_is_told_with_the_stack_of_each_rank() -> None:
@@ -135,18 +185,154 @@ def test_a_hang_is_told_with_the_stack_of_each_rank() -> None:
 
 
 def test_a_process_that_ends_is_the_cause_of_what_others_raise() -> None:
-    assert "rank 1 ends with exit code 3 in a step" in str(refusal("exits"))
+    assert "rank 1 ends with exit code 3 in step()" in str(refusal("exits"))
 
 
 def test_nothing_to_compare_is_told() -> None:
-    alone = process.Process(world.ALONE, 2, "cpu")
-    alone.load(f"{ODD}:returns_nonsense", None)
-    alone.target.functions["step"] = defaults.step  # the ring's asks for a group
-    model = alone.target.model()
+    process = alone(f"{ODD}:good")
+    process.build()
+    process.target.step = lambda model, batch: {"logits": None}
     with pytest.raises(
         TargetError, match=r"step\(\) returned no tensor, expected a dict with logits"
     ):
-        alone._step(model, {"input_ids": torch.zeros(1, 4, dtype=torch.int64, device="cpu")})
+        process.step({"input_ids": IDS.numpy()})
+
+
+class Returns(nn.Module):
+    """A model that returns something."""
+
+    def __init__(self, out: Any) -> None:
+        super().__init__()
+        self.out = out
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.out
+
+
+@pytest.fixture
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group of a process that runs alone."""
+    monkeypatch.setattr(defaults.dist, "get_world_size", lambda *group: 1)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    "out",
+    [
+        (LOGITS, LOSS),
+        (LOSS, LOGITS),
+        [None, LOSS, "x", LOGITS],
+        {"lm_loss": LOSS, "scores": LOGITS},
+        {"aux_loss": 3 * LOSS, "loss": LOSS, "logits": LOGITS},
+        SimpleNamespace(loss=LOSS, logits=LOGITS, z_loss=3 * LOSS),
+    ],
+)
+def test_the_loss_of_a_model_is_its_own_wherever_it_stands(out: Any) -> None:
+    result = defaults.step(Returns(out), BATCH)
+    assert result["loss"] is LOSS
+    assert result["logits"] is LOGITS
+    assert not result["note"]
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_loss_without_logits_is_compared_alone() -> None:
+    for out in (LOSS, (LOSS,), (torch.ones(2, 7, 5, dtype=torch.float32, device="cpu"), LOSS)):
+        assert defaults.step(Returns(out), BATCH)["loss"] is LOSS
+        assert defaults.step(Returns(out), BATCH)["logits"] is None
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (("nothing", 3), "the model returns str, int, expected logits"),
+        (None, "the model returns NoneType, expected logits"),
+        (LOGITS.flatten(0, 1), r"the model returns \(6, 5\), expected logits .* \(2, 3\)"),
+        ((LOGITS, LOSS, LOSS), r"2 numbers: say in step\(\) what they are"),
+    ],
+)
+def test_what_may_be_neither_logits_nor_loss_is_refused(out: Any, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        defaults.step(Returns(out), BATCH)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("mean", 1.0), ("sum", 0.25)])
+def test_a_loss_in_place_of_the_models_is_of_its_kind(
+    kind: str, share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(defaults, "sharded_cross_entropy", lambda *args, **options: LOSS)
+    monkeypatch.setattr(defaults.dist, "get_world_size", lambda *group: 4)
+    monkeypatch.setattr(defaults, "loss_is", kind)
+    result = defaults.step(Returns(LOGITS), BATCH)
+    assert result["loss"] == share
+    assert "the model returns no loss" in result["note"]
+
+
+def test_arguments_are_passed_by_what_models_call_them() -> None:
+    class Model(nn.Module):
+        def forward(
+            self, first: Tensor, pos: Tensor, targets: Tensor, labels: Any = None
+        ) -> None: ...
+
+    batch = BATCH | {"position_ids": IDS + 1, "shift_labels": IDS + 2}
+    taken = defaults.arguments(Model(), batch)
+    assert taken == {"first": IDS, "pos": batch["position_ids"], "targets": batch["shift_labels"]}
+
+
+def test_an_argument_that_no_batch_has_is_named() -> None:
+    class Model(nn.Module):
+        def forward(self, ids: Tensor, labels: Tensor, *, alpha: float) -> None: ...
+
+    with pytest.raises(TargetError, match=r"Model.forward\(\) needs labels, alpha, .*write step"):
+        defaults.arguments(Model(), BATCH)
+    assert defaults.arguments(Model(), BATCH, labels=IDS, alpha=1.0)["alpha"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("LOSS = 'avg'", "LOSS: got 'avg', expected one of mean, sum"),
+        ("UNIT = 0", "UNIT: got 0, expected an integer from 1"),
+        ("BATCH = True", "BATCH: got True, expected"),
+        ("VOCABULARY = 1", "VOCABULARY: got 1, expected an integer from 4"),
+        ("SEQ_LEN = '48'", "SEQ_LEN: got '48', expected an integer from 8"),
+        ("SEQ_LEN = -3", "SEQ_LEN: got -3"),
+        ("VOCAB = 64", "VOCAB is ignored, did you mean VOCABULARY"),
+        ("SEQ_LENGTH = 64", "SEQ_LENGTH is ignored, did you mean SEQ_LEN"),
+        ("def reduse(model): ...", "reduse is ignored, did you mean reduce"),
+        ("def shards(batch): ...", "shards is ignored, did you mean shard"),
+        ("from functools import wraps\ndel build", r"no function build\(\); it has good_one$"),
+    ],
+)
+def test_wrong_constants_and_misspelled_names_are_told(
+    line: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "one.py").write_text(f"def build(): ...\ndef good_one(): ...\n{line}\n")
+    with pytest.raises(TargetError, match=message):
+        target.load(str(tmp_path / "one.py"))
+
+
+def test_helpers_have_other_names(tmp_path: Path) -> None:
+    source = """
+from bisect import insort as shards
+BATCH_SIZE = VOCAB_SIZE = B = 8
+_VOCAB = 3
+def build(): ...
+def shard_batch(batch): ...
+def save_all(): ...
+def _reduse(): ...
+def reduced(): ...
+def reduce(model): ...
+"""
+    (tmp_path / "one.py").write_text(source)
+    assert target.load(str(tmp_path / "one.py")).BATCH == defaults.BATCH
+
+
+def test_a_model_of_no_vocabulary_is_told() -> None:
+    process = alone(f"{ODD}:good")
+    process.target.build = lambda: nn.Linear(2, 2, dtype=torch.float32, device="cpu")
+    with pytest.raises(TargetError, match=r"the model has 0 tokens .* set VOCABULARY"):
+        process.build()
 
 
 def test_a_rank_that_fails_at_one_batch_is_a_finding() -> None:
@@ -209,9 +395,9 @@ def test_a_target_may_behave_peculiarly(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("crashes", "rank 1 ends with exit code -11 in a step\nFatal Python error"),
-        ("leaves", "rank 1 ends with exit code 0 in a step"),
-        ("hangs_in_shard", "rank 0, rank 1 did not end a step within 10 s"),
+        ("crashes", "rank 1 ends with exit code -11 in step()\nFatal Python error"),
+        ("leaves", "rank 1 ends with exit code 0 in step()"),
+        ("hangs_in_shard", "rank 0, rank 1 did not end shard() within 10 s"),
         ("hangs_in_backward", "in _engine_run_backward"),
     ],
 )
@@ -228,7 +414,7 @@ def test_other_ends_are_told(name: str, expected: str) -> None:
             "import nothing_here",
             "cannot be imported: ModuleNotFoundError: .*expected a Python file",
         ),
-        ("raise SystemExit('too few arguments')", "exit code 1 in importing the target\n.*too few"),
+        ("raise SystemExit('too few arguments')", "exit code 1 in import_target\\(\\)\n.*too few"),
         (
             "import os\nbuild = print\nif os.environ['RANK'] == '1': 1 / 0",
             "rank 1 raises ZeroDivisionError",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ringray.lab import cli
-from ringray.verification import target
+from ringray.verification import defaults, target
 from ringray.verification.mistakes import MISTAKES
 from ringray.verification.probes import PROBES
 from ringray.verification.target import ADAPTERS
@@ -40,6 +40,7 @@ def test_a_right_target_exits_with_0_and_is_told_as_json(
         "ranks": 2,
         "probes": {"logits": "right", "documents": "skipped: ValueError: takes no documents"},
         "findings": [],
+        "notes": [defaults._NO_LOSS],
         "right": True,
     }
     text = page.read_text()
@@ -75,7 +76,8 @@ def test_a_target_that_cannot_run_exits_with_2(capsys: pytest.CaptureFixture[str
 
 def test_the_page_names_all_that_there_is() -> None:
     text = (REPOSITORY / "docs" / "verify.md").read_text()
-    names = [*PROBES, *ADAPTERS, *MISTAKES, *target._FUNCTIONS, *target._CONSTANTS]
+    names = [*PROBES, *ADAPTERS, *MISTAKES, *target.FUNCTIONS, *target.CONSTANTS]
+    names += defaults._SYNONYMS
     assert [name for name in names if not re.search(rf"\| .*`{name}\b.* \|", text)] == []
 
 

@@ -10,8 +10,8 @@ import numpy as np
 
 from ringray.verification import batches
 from ringray.verification.compare import Compared, whole
+from ringray.verification.observation import Array, Observation
 from ringray.verification.probes.evidence import Evidence
-from ringray.verification.process import Array, Observation
 from ringray.verification.verdict import Finding
 from ringray.verification.world import Refused
 

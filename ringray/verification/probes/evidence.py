@@ -12,7 +12,7 @@ from ringray.verification import batches
 from ringray.verification.batches import BatchSizes
 from ringray.verification.compare import Compared
 from ringray.verification.mistakes import MISTAKES
-from ringray.verification.process import COLUMNS, Array
+from ringray.verification.observation import COLUMNS, Array
 from ringray.verification.verdict import Finding
 from ringray.verification.world import FailedRank, World
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from ringray.verification import batches
+from ringray.verification.observation import COLUMNS
 from ringray.verification.probes.evidence import Evidence, Skip
-from ringray.verification.process import COLUMNS
 from ringray.verification.verdict import Finding
 
 _NEW = 4  # tokens that are generated
