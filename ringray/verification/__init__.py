@@ -13,6 +13,7 @@ process   one process: it builds the model and runs batches
 world     the processes of a target, their answers, errors and hangs
 batches   what they run
 compare   one batch computed by one process and by all ranks, and where the results part
+dependence  which token changes which row
 probes    what is tried
 mistakes  which kind of mistake gives such numbers
 verdict   what it came to
@@ -28,7 +29,7 @@ from typing import Any, TextIO
 import torch
 
 from ringray.base.errors import unknown
-from ringray.verification.probes import PROBES, Evidence, tried
+from ringray.verification.probes import PROBES, Evidence, run_probes
 from ringray.verification.target import DEFAULT, TargetError, importable_name, make_adapter
 from ringray.verification.verdict import Finding, Verdict
 from ringray.verification.world import INSIDE, HangError, Refused, World
@@ -86,7 +87,7 @@ def verify(
             except Refused as error:
                 raise TargetError(str(error)) from error
             verdict.notes += [note] if note else []
-            for name, result in tried(evidence, PROBES if probes is None else probes):
+            for name, result in run_probes(evidence, PROBES if probes is None else probes):
                 verdict.probes[name] = result
                 if view is not None:
                     print(f"{name}: {result}", file=view, flush=True)

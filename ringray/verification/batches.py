@@ -46,11 +46,11 @@ def uneven(sizes: BatchSizes) -> dict[str, Array]:
     return batch(ids, labels=labels)
 
 
-def packed(sizes: BatchSizes) -> dict[str, Array]:
-    """Returns one sequence of four documents; no boundary is at the edge of equal shards."""
+def packed(sizes: BatchSizes, rows: int) -> dict[str, Array]:
+    """Returns sequences of four documents each; no boundary is at the edge of equal shards."""
     tokens = sizes.tokens
     ends = sorted({tokens // 5 + 1, tokens // 2 + 3, tokens - tokens // 7, tokens})
-    return batch(_ids(sizes, 1, tokens), documents=(0, *ends))
+    return batch(_ids(sizes, rows, tokens), documents=(0, *ends))
 
 
 def padded(sizes: BatchSizes) -> dict[str, Array]:
@@ -96,10 +96,25 @@ def batch(
     return tensors
 
 
-def changed(whole: dict[str, Array], token: int, vocabulary: int) -> dict[str, Array]:
+def columns(whole: dict[str, Array], chosen: Array) -> dict[str, Array]:
+    """Returns a batch of some columns of another, with their positions, as one document."""
+    # Contiguous, for models that look at a batch by .view().
+    return {name: x[:, chosen].copy("C") for name, x in whole.items() if x.ndim == 2}
+
+
+def documents(whole: dict[str, Array]) -> list[dict[str, Array]]:
+    """Returns a batch of each document."""
+    return [
+        columns(whole, np.arange(begin, end))
+        | {"cu_seqlens": np.array([0, end - begin], dtype=np.int32)}
+        for begin, end in pairwise(whole["cu_seqlens"].tolist())
+    ]
+
+
+def changed(whole: dict[str, Array], token: int) -> dict[str, Array]:
     """Returns a batch in which one token of each row is another one; labels stay."""
     ids = whole["input_ids"].copy()
-    ids[:, token] = (ids[:, token] + 1 + vocabulary // 2) % vocabulary
+    ids[:, token] = np.where(ids[:, token] == ids.max(), ids.min(), ids.max())
     return whole | {"input_ids": ids}
 
 

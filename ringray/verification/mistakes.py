@@ -1,4 +1,4 @@
-"""Kinds of mistakes, and how a wrong result is recognised as one of them.
+"""How a wrong result is recognised as a kind of mistake.
 
 A wrong result alone says little. Most mistakes of sequence parallelism can be made on purpose in
 one process: the model runs on each shard by itself, with positions that begin anew on each shard,
@@ -16,74 +16,53 @@ import numpy as np
 
 from ringray.verification import batches
 from ringray.verification.batches import IGNORED
-from ringray.verification.compare import Compared, relative, whole
-from ringray.verification.observation import Array
+from ringray.verification.compare import Comparison, Origin, cross_entropy, relative, whole
+from ringray.verification.dependence import wrong_dependence
+from ringray.verification.observation import Array, Observation
 from ringray.verification.world import Refused
-
-MISTAKES = {
-    "own-shard": "each rank attends to its own rows only: the ring is bypassed",
-    "positions-restart": "positions begin anew on every rank, as if each shard were a sequence",
-    "positions-contiguous": "positions are those of contiguous shards, rows are dealt otherwise",
-    "positions-packed": "positions do not begin anew with each document",
-    "documents": "documents see each other: a rank does not get their boundaries",
-    "order": "rows stand in another order than the target's shard() says",
-    "rows-lost": "a token is on no rank, or on several",
-    "future": "tokens see later ones: the causal mask is that of local rows",
-    "lost-keys": "tokens do not see keys that another rank holds: a hop is left out",
-    "keys-twice": "rows are right until they see keys of several kinds: some are counted twice, of "
-    "replicated tokens or of a hop that is merged twice, or positions jump between shards",
-    "attention": "each row depends on the right tokens, but with another weight: the scale, or "
-    "positions that are off",
-    "not-finite": "a result is not finite: rows that see no key, or a rank without "
-    "labels, are not handled",
-    "mean-of-means": "the loss is the mean of the ranks' means, which weighs tokens by the number "
-    "of labels on their rank",
-    "labels-in-shards": "labels are shifted within each shard: the label of its last row is lost",
-    "labels-rolled": "labels are rolled within each shard: its last row predicts its first token",
-    "labels-documents": "the last token of a document predicts the first one of the next",
-    "divided": "it is divided by the number of ranks once too often",
-    "multiplied": "it is multiplied by the number of ranks: summed where it should be averaged",
-    "padding-counted": "ignored or padded tokens are counted",
-    "padding-seen": "rows that fill up a shard are seen as keys",
-    "labels-ahead": "labels further ahead than the next one are shifted within each shard",
-    "rest-divided": "what the loss has beside cross entropy of the next token is divided by the "
-    "number of ranks once too often",
-    "rest-multiplied": "what the loss has beside cross entropy of the next token is summed over "
-    "ranks where it should be averaged",
-    "router-loss": "each rank has the router's loss of its own tokens: the mean of those is not "
-    "that of all tokens",
-    "loss": "the loss is another one than that of one process",
-    "not-reduced": "each rank has the gradient of its own rows: nothing sums them over the ring",
-    "backward": "the forward is right, and gradients are from there down not: backward, attention "
-    "uses other keys and values than forward, or those of other ranks get no gradient",
-    "gradient": "the gradient is another one than that of one process",
-    "norm": "the norm of the gradients is not that of the whole gradient",
-    "fails": "an error of some ranks only: in a training the others wait for them for ever",
-    "hangs": "ranks wait for ever, or not for each other",
-    "dropout-equal": "ranks draw the same numbers for different tokens",
-    "step": "a step of training changes other numbers, or by another amount",
-    "resume": "the state of the training is saved or loaded in part, or is another rank's",
-    "generation": "new tokens have other positions, or do not see all tokens before them",
-    "follows": "it may follow from what is wrong with",
-}  # fmt: skip
 
 # A variant is recognised if it explains all but this share of the difference.
 _EXPLAINED = 0.05
+# A difference below this share of what other ranks' keys contribute is one of rounding; bfloat16
+# rounds by 2^-9 of a number, and a row sees several.
+_ROUNDING = 2.0**-7
 
 
-def of_logits(case: Compared) -> str:
+def of_logits(case: Comparison) -> str:
     """Returns the kind of mistake by which logits differ."""
-    if not np.isfinite(np.concatenate([x.logits.ravel() for x in case.ranks])).all():  # type: ignore[union-attr]
+    if not all(np.isfinite(x.logits).all() for x in case.ranks):
         return "not-finite"
     best, least = "", _EXPLAINED * case.error
     for name, logits in _variants(case):
         error = relative(case.logits, logits)
         if error < least:
             best, least = name, error
-    return best
+    if best:
+        return best
+    place = case.begins
+    own = _own_shard(case, place)
+    if place.layer is not None and not _mixes(case, place.layer):
+        # Above all attention nothing is a matter of keys.
+        restarts = own is not None and own[0] < _EXPLAINED * own[1]
+        return "positions-restart" if restarts else "local"
+    if own is not None and own[0] < _EXPLAINED * own[1]:
+        return "own-shard"
+    if (wrong := wrong_dependence(case, place.layer)) is not None:
+        return wrong.mistake
+    if _counted_twice(case, place):
+        return "keys-twice"
+    return "precision" if own is not None and own[2] < _ROUNDING * own[1] else "attention"
 
 
-def _variants(case: Compared) -> Iterator[tuple[str, Array]]:
+def _run(case: Comparison, batch: dict[str, Array], **options: bool) -> Observation | None:
+    """Runs one process on a batch, which it may refuse."""
+    try:
+        return case.world.alone(batch, backward=False, **options)
+    except Refused:
+        return None
+
+
+def _variants(case: Comparison) -> Iterator[tuple[str, Array]]:
     """Generates logits (B * S, V) of one process that makes a mistake on purpose."""
     # Squares of distances without |a|^2, which is the same for all: (B * S, B * S) and no V.
     gaps = np.square(case.flat).sum(-1) - 2 * case.logits @ case.flat.T
@@ -91,26 +70,19 @@ def _variants(case: Compared) -> Iterator[tuple[str, Array]]:
     if not case.shared:
         return
     for name, batch in _changed_batches(case):
-        try:
-            logits = case.world.alone(batch, backward=False).logits
-        except Refused:
-            continue
-        if logits is not None:
-            yield name, logits.reshape(case.flat.shape)
-    parts = []
-    for rank in case.ranks:
-        columns = (rank.rows[0].clip(min=0)) % case.length
-        own = {name: x[:, columns] for name, x in case.batch.items() if x.ndim == 2}
-        try:
-            logits = case.world.alone(own, backward=False).logits
-        except Refused:
-            return
-        assert logits is not None
-        parts.append(logits)
-    yield "own-shard", whole(case.ranks, parts, len(case.flat))
+        if (run := _run(case, batch)) is not None:
+            yield name, run.logits.reshape(case.flat.shape)
+    runs = [run for n in range(len(case.ranks)) if (run := _run(case, _shard(case, n)))]
+    if len(runs) == len(case.ranks):
+        yield "own-shard", whole(case.ranks, [x.logits for x in runs], len(case.flat))
 
 
-def _changed_batches(case: Compared) -> Iterator[tuple[str, dict[str, Array]]]:
+def _shard(case: Comparison, number: int) -> dict[str, Array]:
+    """Returns the batch of a rank's own rows."""
+    return batches.columns(case.batch, case.ranks[number].rows[0].clip(min=0) % case.length)
+
+
+def _changed_batches(case: Comparison) -> Iterator[tuple[str, dict[str, Array]]]:
     """Generates batches by which one process makes a mistake of positions or of documents."""
     positions = case.batch["position_ids"]
     restarted, contiguous = positions.copy(), positions.copy()
@@ -132,20 +104,74 @@ def _changed_batches(case: Compared) -> Iterator[tuple[str, dict[str, Array]]]:
         yield "documents", batch | {"position_ids": running}
 
 
-def of_loss(case: Compared) -> str:
+def _own_shard(case: Comparison, place: Origin) -> tuple[float, ...] | None:
+    """Returns distances between what the first wrong layer gives on its rank (1), in one process
+    that runs on that shard by itself (2), and in one that has the whole batch (3): from 1 to 2,
+    from 2 to 3 and from 1 to 3. None where there is no such layer."""
+    if place.layer is None or not case.shared:
+        return None
+    run = _run(case, _shard(case, place.rank), layers=True)
+    if run is None or place.layer not in dict(run.layers):
+        return None
+    rows = case.ranks[place.rank].rows
+    alone, ranks = case.layers
+    right = alone[place.layer].reshape(-1, *alone[place.layer].shape[2:])[rows[rows >= 0]]
+    got, own = (x[place.layer][rows >= 0] for x in (ranks[place.rank], dict(run.layers)))
+    gaps = got - own, own - right, got - right
+    return tuple(float(np.linalg.norm(x)) for x in gaps)
+
+
+def _mixes(case: Comparison, layer: str) -> bool:
+    """Tells whether what a layer gives for a token depends on another token."""
+    before, after = (
+        dict(case.alone(batch, backward=False, layers=True).layers)[layer][:, 1:]
+        for batch in (case.batch, batches.changed(case.batch, 0))
+    )
+    return relative(after, before) > case.allowed
+
+
+def _counted_twice(case: Comparison, place: Origin) -> bool:
+    """Tells whether the first row that differs is the one of a process whose batch has some of the
+    tokens before it several times, with the same positions."""
+    if place.layer is None or not place.token or "cu_seqlens" in case.batch:
+        return False
+    alone, ranks = case.layers
+    right = alone[place.layer][:, place.token]
+    got = ranks[place.rank][place.layer][case.ranks[place.rank].rows % case.length == place.token]
+    before = np.arange(place.token)
+    held = [np.isin(before, x.rows[0] % case.length) for x in case.ranks]
+    # All, those of all other ranks, and those of each rank; once more, or once for each rank.
+    for keys in (before, before[~held[place.rank]], *(before[x] for x in held)):
+        for times in {1, len(case.ranks) - 1} if len(keys) else ():
+            batch = batches.columns(case.batch, np.r_[np.tile(keys, times), before, place.token])
+            batch["attention_mask"] = np.ones_like(batch["input_ids"])
+            run = _run(case, batch, layers=True)
+            layers = {} if run is None else dict(run.layers)
+            if place.layer in layers:
+                error = np.linalg.norm(layers[place.layer][:, -1] - got)
+                if error < _EXPLAINED * np.linalg.norm(right - got):
+                    return True
+    return False
+
+
+def of_loss(case: Comparison) -> str:
     """Returns the kind of mistake by which a loss differs, from right logits."""
     got, want, ranks = case.loss, case.exact.loss, len(case.ranks)
+    labels = case.batch["shift_labels"].ravel()
+    empty = [not (labels[x.rows[x.rows >= 0]] != IGNORED).any() for x in case.ranks]
     if not np.isfinite(got):
-        return "not-finite"
-    assert want is not None
+        lost = [not np.isfinite(x.loss) for x in case.ranks]
+        return "no-labels" if lost == empty else "not-finite"
     # What is not cross entropy, such as a router's loss, is in all of them.
-    rest = beside(case)
-    named = {name: loss + rest for name, loss in _losses(case)}
-    named |= {"divided": want / ranks, "multiplied": want * ranks}
+    rest = rest_of_loss(case)
+    named = [(name, loss + rest) for name, loss in _losses(case) if np.isfinite(loss)]
+    named += [("multiplied", want * ranks)]
+    # Without labels on some ranks, it may as well be the mean of means, of which some are 0.
+    named += [] if any(empty) else [("divided", want / ranks)]
     if rest:
-        named |= {"rest-divided": want - rest + rest / ranks}
-        named |= {"rest-multiplied": want - rest + rest * ranks}
-    name, loss = min(named.items(), key=lambda x: abs(got - x[1]))
+        named += [("rest-divided", want - rest + rest / ranks)]
+        named += [("rest-multiplied", want - rest + rest * ranks)]
+    name, loss = min(named, key=lambda x: abs(got - x[1]))
     if abs(got - loss) < _EXPLAINED * abs(got - want):
         return name
     if not rest:
@@ -153,86 +179,73 @@ def of_loss(case: Compared) -> str:
     return _of_labels(case) if labels_matter(case) else "router-loss"
 
 
-def beside(case: Compared) -> float:
+def rest_of_loss(case: Comparison) -> float:
     """Returns what the loss of one process has beside cross entropy of the next token."""
-    assert case.exact.loss is not None
-    rest = case.exact.loss - _mean(case.flat, case.batch["shift_labels"].ravel())
+    rest = case.exact.loss - cross_entropy(case.flat, case.batch["shift_labels"].ravel())
     return rest if abs(rest) > 1e-6 * abs(case.exact.loss) else 0.0
 
 
-def labels_matter(case: Compared) -> bool:
+def labels_matter(case: Comparison) -> bool:
     """Tells whether what the loss has beside cross entropy depends on labels."""
     other = _relabelled(case, slice(None))
-    loss = case.world.alone(other, exact=True, backward=False).loss
-    assert loss is not None
-    rest = loss - _mean(case.flat, other["shift_labels"].ravel())
-    return abs(rest - beside(case)) > 1e-6 * abs(loss)
+    loss = case.alone(other, exact=True, backward=False).loss
+    rest = loss - cross_entropy(case.flat, other["shift_labels"].ravel())
+    return abs(rest - rest_of_loss(case)) > 1e-6 * abs(loss)
 
 
-def label_changes(case: Compared, token: int) -> tuple[float, float]:
+def label_changes(case: Comparison, token: int) -> tuple[float, float]:
     """Returns how the loss of one process, and that of all ranks, changes with the label of a
     token."""
-    other = Compared(case.world, _relabelled(case, token), backward=False)
-    assert case.exact.loss is not None
-    assert other.exact.loss is not None
+    other = Comparison(case.world, _relabelled(case, token), backward=False)
     return other.exact.loss - case.exact.loss, other.loss - case.loss
 
 
-def _relabelled(case: Compared, token: int | slice) -> dict[str, Array]:
+def _relabelled(case: Comparison, token: int | slice) -> dict[str, Array]:
     labels = case.batch["labels"].copy()
     labels[:, token] = np.roll(labels, 1, axis=1)[:, token]
     ends = case.batch.get("cu_seqlens")
     return batches.batch(case.batch["input_ids"], labels=labels, documents=ends)
 
 
-def _of_labels(case: Compared) -> str:
+def _of_labels(case: Comparison) -> str:
     """Returns the kind of mistake by which the first labels of a shard count otherwise."""
     if not case.edges:
         return "loss"
     first = case.edges[0]
     # A label in the middle of a shard shows by how much others are wrong.
     changes = [label_changes(case, x) for x in (first, first + 1, first // 2)]
-    wrong = [abs(got - want) / max(abs(want), 1e-30) for want, got in changes]
+    wrong = [relative(got, want) for want, got in changes]
     return "labels-ahead" if max(wrong[:2]) > 4 * wrong[2] else "loss"
 
 
-def _losses(case: Compared) -> Iterator[tuple[str, float]]:
+def _losses(case: Comparison) -> Iterator[tuple[str, float]]:
     """Generates losses of one process that makes a mistake on purpose."""
     logits, labels = case.flat, case.batch["shift_labels"].ravel()
-    local = [(rank.rows[rank.rows >= 0], rank) for rank in case.ranks]
-    means = [_mean(logits[rows], labels[rows]) for rows, _ in local]
-    yield "mean-of-means", float(np.mean([x for x in means if np.isfinite(x)]))
-    total = _mean(logits, labels) * int((labels != IGNORED).sum())
+    local = [rank.rows[rank.rows >= 0] for rank in case.ranks]
+    means = np.array([cross_entropy(logits[rows], labels[rows]) for rows in local])
+    # A rank without labels has none, or 0.
+    yield "mean-of-means", float(np.nanmean(means))
+    yield "mean-of-means", float(np.nan_to_num(means).mean())
+    total = cross_entropy(logits, labels) * int((labels != IGNORED).sum())
+    # Labels and rows of padding, which only differ where there is such a row.
     yield "padding-counted", total / labels.size
+    yield "padding-counted", total / sum(rank.rows.size for rank in case.ranks)
     ignoring = case.batch["labels"].ravel()
     for name, roll in (("labels-in-shards", False), ("labels-rolled", True)):
         shifted = np.full_like(ignoring, IGNORED)
-        for _, rank in local:
+        for rank in case.ranks:
             for row in rank.rows:
                 held = row[row >= 0]
                 shifted[held[:-1]] = ignoring[held[1:]]
                 if roll:
                     shifted[held[-1:]] = ignoring[held[:1]]
-        yield name, _mean(logits, shifted)
+        yield name, cross_entropy(logits, shifted)
     over = np.full_like(case.batch["labels"], IGNORED)
     over[:, :-1] = case.batch["input_ids"][:, 1:]
-    yield "labels-documents", _mean(logits, over.ravel())
-    # Labels and rows of padding, which only differ where there is such a row.
-    yield "padding-counted", total / sum(rank.rows.size for rank in case.ranks)
+    yield "labels-documents", cross_entropy(logits, over.ravel())
 
 
-def _mean(logits: Array, labels: Array) -> float:
-    """Returns the mean cross entropy of rows with labels; NaN if there is none."""
-    counted = labels != IGNORED
-    if not counted.any():
-        return float("nan")
-    chosen = logits[counted]
-    top = chosen.max(-1, keepdims=True)
-    logs = np.log(np.exp(chosen - top).sum(-1)) + top[:, 0]
-    return float((logs - chosen[np.arange(len(chosen)), labels[counted]]).mean())
-
-
-def of_gradients(case: Compared, rank: int) -> tuple[str, str]:
+def of_gradients(case: Comparison, rank: int) -> tuple[str, str]:
     """Returns the kind of mistake by which gradients on a rank differ, and the first that does:
     backward, from the loss."""
     ranks, exact = len(case.ranks), case.exact.gradients

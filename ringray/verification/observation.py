@@ -41,11 +41,11 @@ class Observation:
     """
 
     rows: Array
-    logits: Array | None = None
-    loss: float | None = None
+    logits: Any = None  # an array, the others numbers, or None
+    loss: Any = None
     note: str = ""
     gradients: dict[str, Array] = field(default_factory=dict)
-    norm: float | None = None
+    norm: Any = None
     layers: list[tuple[str, Array]] = field(default_factory=list)
     dropped: dict[str, Array] = field(default_factory=dict)
 

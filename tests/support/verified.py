@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -85,6 +86,13 @@ class Lost(Small):
         return super().forward(tokens, rows.expand_as(tokens))
 
 
+class Misplaced(Small):
+    """A model whose positions are off by one on all ranks but the first."""
+
+    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return super().forward(tokens, positions + min(dist.get_rank(), 1))
+
+
 class Batched(Small):
     """A model whose rows know each other: wrong where a rank has some rows only."""
 
@@ -99,6 +107,10 @@ def sdpa() -> nn.Module:
 
 def lost() -> nn.Module:
     return Lost(Plain)
+
+
+def misplaced() -> nn.Module:
+    return Misplaced(Plain)
 
 
 def batched() -> nn.Module:

@@ -15,9 +15,9 @@ import pytest
 
 from ringray.lab import cli
 from ringray.verification import defaults, target
-from ringray.verification.mistakes import MISTAKES
 from ringray.verification.probes import PROBES
 from ringray.verification.target import ADAPTERS
+from ringray.verification.verdict import MISTAKES
 from tests.support.place import REPOSITORY, Place, lives, wait_until
 
 ODD = "tests.support.odd_targets"

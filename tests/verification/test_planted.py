@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import ringray
-from ringray.verification.mistakes import MISTAKES
-from ringray.verification.probes import PROBES, Evidence, tried
+from ringray.verification.probes import PROBES, Evidence, run_probes
+from ringray.verification.verdict import MISTAKES
 from ringray.verification.world import World
 from tests.support import planted
 from tests.support.planted import BUGS
@@ -51,9 +51,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planted]:
             yield processes
 
 
-def test_the_page_has_the_table_of_bugs() -> None:
-    page = Path(__file__).parents[2] / "docs" / "verify.md"
-    assert planted.table() in page.read_text()
+def test_the_page_has_the_tables_of_mistakes_and_of_bugs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "verify.md").read_text()
+    assert planted.mistakes() in page
+    assert planted.table() in page
 
 
 # Those of a feature stand together, so that one process builds its model once.
@@ -62,11 +63,11 @@ def test_each_bug_is_found_and_named(world: Planted, bug: str) -> None:
     evidence, want = world.plant(bug), BUGS[bug]
     names = list(PROBES)
     names = names if bug in WHOLE else names[: names.index(want.probe) + 1]
-    probes = dict(tried(evidence, names))
+    probes = dict(run_probes(evidence, names))
     first = evidence.findings[0]
     assert (first.probe, first.mistake) == (want.probe, want.mistake), first
     assert (first.rank, first.layer, first.token) == (want.rank, want.layer, want.token), first
-    assert MISTAKES[want.mistake] in first.sentence
+    assert MISTAKES[want.mistake].meaning in first.sentence
     # One mistake is told once; what follows from it claims no other kind.
     assert {x.mistake for x in evidence.findings[1:]} <= {"follows"}
     assert probes[want.probe] == "wrong"
@@ -75,7 +76,7 @@ def test_each_bug_is_found_and_named(world: Planted, bug: str) -> None:
 @pytest.mark.parametrize("feature", ["", "ahead", "router"])
 def test_the_model_without_a_bug_is_right(world: Planted, feature: str) -> None:
     evidence = world.plant(feature)
-    probes = dict(tried(evidence, list(PROBES)))
+    probes = dict(run_probes(evidence, list(PROBES)))
     assert not evidence.findings
     without = {"positions", "router"} - ({"router"} if feature == "router" else set())
     assert {name for name, x in probes.items() if x != "right"} == without

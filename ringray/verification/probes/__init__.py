@@ -1,67 +1,54 @@
 """Probes: what is tried of a target, in the order of this list, one function each.
 
-A probe is a function ``(evidence) -> iterator of findings``. It raises ``Skip`` with a reason where
-a target has nothing to try, and lets ``Refused`` pass where a target refuses a batch itself. To add
-one, write the function and name it in ``PROBES``; every target of the contract suite then runs it.
+A probe is a function of the evidence, to which it adds findings. It raises ``Skip`` with a reason
+where a target has nothing to try, and lets ``Refused`` pass where a target refuses a batch itself.
+To add one, write the function and name it in ``PROBES``; every target of the contract suite then
+runs it.
 
-forward    logits of whole sequences, packed documents, and at large positions
-causality  which token changes which row
-losses     losses, uneven labels, labels at the edges of shards, a router's loss
-gradients  every gradient, and their norm
-padding    lengths that the ranks do not divide, and what fills them up
-training   dropout, and a training that stops and goes on
-generation tokens that are generated
+evidence  what the probes of one verification share
+rows      logits of whole sequences and packed documents, what they depend on, large positions,
+          lengths that the ranks do not divide
+losses    losses, labels, a router's loss, every gradient and their norm
+training  dropout, a training that stops and goes on, tokens that are generated
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from ringray.verification.probes import (
-    causality,
-    forward,
-    generation,
-    gradients,
-    losses,
-    padding,
-    training,
-)  # fmt: skip
+from ringray.verification.probes import losses, rows, training
 from ringray.verification.probes.evidence import Evidence, Skip
-from ringray.verification.verdict import Finding
 from ringray.verification.world import FailedRank, Refused
 
-__all__ = ["PROBES", "Evidence", "Skip", "tried"]
-
-Probe = Callable[[Evidence], Iterator[Finding]]
+__all__ = ["PROBES", "Evidence", "Skip", "run_probes"]
 
 # In an order in which causes come before what follows from them.
-PROBES: dict[str, Probe] = {
-    "logits": forward.logits,
-    "documents": forward.documents,
-    "causality": causality.causality,
-    "positions": forward.positions,
+PROBES: dict[str, Callable[[Evidence], None]] = {
+    "logits": rows.logits,
+    "documents": rows.documents,
+    "causality": rows.causality,
+    "positions": rows.positions,
     "router": losses.router,
     "loss": losses.loss,
     "labels": losses.labels,
     "uneven": losses.uneven,
-    "gradients": gradients.gradients,
-    "norm": gradients.norm,
-    "padding": padding.padding,
+    "gradients": losses.gradients,
+    "norm": losses.norm,
+    "padding": rows.padding,
     "dropout": training.dropout,
     "resume": training.resume,
-    "generation": generation.generation,
+    "generation": training.generation,
 }
 
 
-def tried(evidence: Evidence, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+def run_probes(evidence: Evidence, names: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Runs probes, and generates the name of each and what it comes to; findings are added to those
     of the evidence."""
     for name in names:
         before, skipped = len(evidence.findings), ""
         try:
-            for _ in PROBES[name](evidence):
-                pass
-        except (Skip, Refused) as error:
+            PROBES[name](evidence)
+        except Refused as error:
             skipped = f"skipped: {str(error).splitlines()[0]}"
         except FailedRank as error:
             evidence.failed(name, error)

@@ -3,33 +3,31 @@ findings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from ringray.verification import batches
 from ringray.verification.batches import BatchSizes
-from ringray.verification.compare import Compared
-from ringray.verification.mistakes import MISTAKES
-from ringray.verification.observation import COLUMNS, Array
-from ringray.verification.verdict import Finding
-from ringray.verification.world import FailedRank, World
+from ringray.verification.compare import Comparison
+from ringray.verification.observation import COLUMNS
+from ringray.verification.verdict import MISTAKES, Finding
+from ringray.verification.world import FailedRank, Refused, World
 
 # One mistake shows in many probes: what these find may be why the ones after them find something.
 _CAUSES = "logits", "router", "loss", "gradients"
 
 
-class Skip(Exception):
+class Skip(Refused):
     """A probe has nothing to try; the reason."""
 
 
 @dataclass
 class Evidence:
-    """The processes of a target, what they have computed, and what is wrong with it."""
+    """The processes of a target, and what is wrong with it."""
 
     world: World
-    cases: dict[str, Compared] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     @cached_property
@@ -48,47 +46,46 @@ class Evidence:
         vocabulary = min(self.world.facts["vocabulary"], COLUMNS)
         return BatchSizes(vocabulary, constants["BATCH"], unit, constants["SEQ_LEN"])
 
-    def case(self, name: str, make: Callable[[BatchSizes], dict[str, Array]]) -> Compared:
-        """Returns the comparison of a batch of ``batches``, made once."""
-        if name not in self.cases:
-            self.cases[name] = Compared(self.world, make(self.sizes))
-        return self.cases[name]
-
-    @property
-    def plain(self) -> Compared:
+    @cached_property
+    def plain(self) -> Comparison:
         """Returns the comparison of whole sequences."""
-        return self.case("plain", batches.plain)
+        return Comparison(self.world, batches.plain(self.sizes))
 
-    @property
-    def packed(self) -> Compared:
-        """Returns the comparison of packed documents."""
-        return self.case("packed", batches.packed)
+    @cached_property
+    def packed(self) -> Comparison:
+        """Returns the comparison of packed documents: in one row, unless ranks get whole rows."""
+        rows = 1 if self.plain.shared else self.sizes.rows
+        return Comparison(self.world, batches.packed(self.sizes, rows))
+
+    def cases(self, probe: str) -> Iterator[Comparison]:
+        """Generates the comparison of whole sequences, and that of packed documents if there is
+        one; the probe of documents says why there is none."""
+        yield self.plain
+        try:
+            packed = self.packed
+        except Refused:
+            return
+        except FailedRank as error:
+            self.failed(probe, error)
+            return
+        yield packed
 
     def finding(
-        self,
-        probe: str,
-        mistake: str,
-        what: str,
-        *,
-        after: tuple[str, ...] | None = (),
-        **facts: Any,
-    ) -> Finding:
-        """Returns a finding whose sentence names the kind of mistake; none but ``follows`` if a
-        probe of ``after``, or one on whose results most others rest, has a finding; None: it rests
-        on nothing."""
-        before = () if after is None else _CAUSES + after
+        self, probe: str, mistake: str, what: str, *, after: tuple[str, ...] = (), **facts: Any
+    ) -> None:
+        """Adds a finding whose sentence names the kind of mistake. That is ``follows`` if there is
+        a finding of the probes ``after`` which it comes, or of those on which most others rest;
+        dropout rests on none."""
+        before = () if probe == "dropout" else _CAUSES + after
         causes = [x.probe for x in self.findings if x.probe in before]
-        if causes:
-            mistake, sentence = "follows", f"{what}; {MISTAKES['follows']} {causes[0]}"
-        else:
-            sentence = f"{what}; {MISTAKES[mistake]}"
+        mistake = "follows" if causes else mistake
+        sentence = ": ".join([f"{what}; {MISTAKES[mistake].meaning}", *causes[:1]])
         self.findings.append(Finding(probe, mistake, sentence, **facts))
-        return self.findings[-1]
 
     def failed(self, probe: str, error: FailedRank) -> None:
         """Adds the finding of ranks that fail where others do not: in a training those would wait
         for ever. Where several probes use a batch, the first one tells it."""
-        sentence = f"{error.what}; {MISTAKES[error.mistake]}"
+        sentence = f"{error.what}; {MISTAKES[error.mistake].meaning}"
         if sentence not in [finding.sentence for finding in self.findings]:
             rank = error.rank if error.rank >= 0 else None
             self.findings.append(

@@ -1,95 +1,126 @@
-"""Losses of all ranks against one process."""
+"""Losses of all ranks against one process, and gradients after their reduction."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from ringray.verification import batches, mistakes
-from ringray.verification.compare import Compared
+from ringray.verification.compare import Comparison, relative
 from ringray.verification.probes.evidence import Evidence, Skip
-from ringray.verification.verdict import Finding
-from ringray.verification.world import Refused
 
 # Kinds of mistakes that are made at the edges of shards.
 _IN_SHARDS = "labels-in-shards", "labels-rolled", "labels-ahead"
 
 
-def router(evidence: Evidence) -> Iterator[Finding]:
+def router(evidence: Evidence) -> None:
     """Compares what a loss has beside cross entropy and does not depend on labels: the loss that
     balances the experts of a router."""
     case = evidence.plain
     _check(case)
-    if case.exact.logits is None or not mistakes.beside(case):
-        raise Skip("the loss is cross entropy alone")
+    if case.exact.logits is None or not mistakes.rest_of_loss(case):
+        raise Skip("no router's loss: the loss is cross entropy of the next token alone")
     if mistakes.labels_matter(case):
-        raise Skip("what the loss has beside cross entropy depends on labels")
-    if case.losses_differ and case.error <= case.allowed:
-        yield from compare(evidence, "router", case)
+        raise Skip("no router's loss: the loss has other parts, which depend on labels")
+    if case.has_logits and case.error <= case.allowed:
+        compare(evidence, "router", case)
 
 
-def loss(evidence: Evidence) -> Iterator[Finding]:
+def loss(evidence: Evidence) -> None:
     """Compares losses of whole sequences and of packed documents."""
-    yield from compare(evidence, "loss", evidence.plain)
-    try:
-        case = evidence.packed
-    except Refused:  # the probe of documents says so
-        return
-    yield from compare(evidence, "loss", case, after=("documents",))
+    _check(evidence.plain)
+    for case in evidence.cases("loss"):
+        # Of documents that run by themselves, only the cross entropy is known.
+        if not case.apart or not mistakes.rest_of_loss(evidence.plain):
+            after = () if case is evidence.plain else ("documents",)
+            compare(evidence, "loss", case, after)
 
 
-def uneven(evidence: Evidence) -> Iterator[Finding]:
+def uneven(evidence: Evidence) -> None:
     """Compares losses of a batch with many labels on one rank and few on another, and of one all of
     whose labels are on the first rank."""
     _check(evidence.plain)
-    yield from compare(evidence, "uneven", evidence.case("uneven", batches.uneven))
     rows = evidence.plain.ranks[0].rows
-    case = Compared(evidence.world, batches.labelled(evidence.plain.batch, rows))
-    yield from compare(evidence, "uneven", case, after=("uneven",))
+    for batch in batches.uneven(evidence.sizes), batches.labelled(evidence.plain.batch, rows):
+        compare(evidence, "uneven", Comparison(evidence.world, batch), after=("uneven",))
 
 
-def labels(evidence: Evidence) -> Iterator[Finding]:
+def labels(evidence: Evidence) -> None:
     """Changes labels at the edges of shards, one at a time: the loss changes as in one process."""
     case = evidence.plain
     _check(case)
-    if case.losses_differ:
+    if case.loss_error > case.allowed_loss:
         raise Skip("the loss differs")
     for token in case.edges[:4]:
         want, got = mistakes.label_changes(case, token)
-        assert case.exact.loss is not None
         if abs(got - want) > 4 * case.allowed_loss * abs(case.exact.loss):
             what = f"the label of token {token}, the first of a shard, counts otherwise"
             rank = case.holder(token)
-            yield evidence.finding("labels", "labels-in-shards", what, rank=rank, token=token)
+            evidence.finding("labels", "labels-in-shards", what, rank=rank, token=token)
             return
 
 
-def compare(
-    evidence: Evidence, probe: str, case: Compared, after: tuple[str, ...] = ()
-) -> Iterator[Finding]:
+def compare(evidence: Evidence, probe: str, case: Comparison, after: tuple[str, ...] = ()) -> None:
     """Compares the losses of a batch."""
     _check(case)
-    if not case.losses_differ:
+    if case.loss_error <= case.allowed_loss:
         return
-    assert case.exact.loss is not None
-    kind = "loss"
-    if case.exact.logits is not None and case.error <= case.allowed:
-        kind = mistakes.of_loss(case)
-    what = f"the loss is {case.loss:.6g}, of one process {case.exact.loss:.6g}"
-    facts: dict[str, int] = {}
+    right = case.has_logits and case.error <= case.allowed
+    kind = mistakes.of_loss(case) if right else "loss"
+    facts: dict[str, Any] = {"error": case.loss_error, "allowed": case.allowed_loss}
     if kind in _IN_SHARDS and case.edges:
-        facts = {"rank": case.holder(case.edges[0] - 1), "token": case.edges[0] - 1}
-        what += f", first at rank {facts['rank']}, token {facts['token']}"
-    elif kind == "not-finite":
-        facts = {"rank": next(i for i, x in enumerate(case.ranks) if not np.isfinite(x.loss))}  # type: ignore[arg-type]
-        what += f", on rank {facts['rank']}"
-    error = abs(case.loss - case.exact.loss) / max(abs(case.exact.loss), 1e-30)
-    yield evidence.finding(
-        probe, kind, what, after=after, **facts, error=error, allowed=case.allowed_loss
+        token = case.edges[0] - 1
+        facts |= {"rank": case.holder(token), "token": token}
+    elif not np.isfinite(case.loss):
+        facts |= {"rank": next(i for i, x in enumerate(case.ranks) if not np.isfinite(x.loss))}
+    what = f"the loss is {case.loss:.6g}, of one process {case.exact.loss:.6g}"
+    evidence.finding(probe, kind, what, after=after, **facts)
+
+
+def gradients(evidence: Evidence) -> None:
+    """Compares every gradient on every rank."""
+    if not evidence.plain.exact.gradients:
+        raise Skip("the target has no loss to go backward from")
+    compare_gradients(evidence, "gradients", evidence.plain)
+
+
+def compare_gradients(evidence: Evidence, probe: str, case: Comparison) -> None:
+    """Compares the gradients of a batch."""
+    allowed = case.allowed_gradient
+    worst = [max(case.gradient_errors(rank).values(), default=0.0) for rank in case.ranks]
+    if max(worst) <= allowed:
+        return
+    rank = int(np.argmax(worst))
+    kind, name = mistakes.of_gradients(case, rank)
+    what = (
+        f"gradients on rank {rank} differ by up to {max(worst):.1e}, allowed {allowed:.1e}; "
+        f"backward, {name} is the first of them"
     )
+    facts: dict[str, Any] = {"rank": rank, "layer": name, "error": max(worst)}
+    evidence.finding(probe, kind, what, allowed=allowed, **facts)
 
 
-def _check(case: Compared) -> None:
-    if case.exact.loss is None or case.ranks[0].loss is None:
+def norm(evidence: Evidence) -> None:
+    """Compares the norm by which gradients are clipped, on every rank."""
+    case = evidence.plain
+    if case.own.norm is None:
+        raise Skip("the target has no gradients")
+    # The reference's own: that of all its gradients, whatever the target's function computes.
+    squares = sum(float(np.square(x).sum()) for x in case.exact.gradients.values())
+    want = float(np.sqrt(squares))
+    allowed = max(case.allowed_gradient, 2 * relative(case.own.norm, want), 1e-5)
+    for number, rank in enumerate(case.ranks):
+        error = relative(rank.norm, want)
+        if error > allowed:
+            what = (
+                f"the norm of the gradients is {rank.norm:.6g} on rank {number}, of one process "
+                f"{want:.6g}"
+            )
+            evidence.finding("norm", "norm", what, rank=number, error=error, allowed=allowed)
+            return
+
+
+def _check(case: Comparison) -> None:
+    if not case.has_loss:
         raise Skip("the target returns no loss")
