@@ -18,18 +18,11 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Sizes of the batches of one target: token ids below ``vocabulary``, sequences of a multiple
-    of ``unit``, at least ``length`` tokens."""
+    """Sizes of the batches of one target: token ids are below ``vocabulary``."""
 
     vocabulary: int
     rows: int
-    unit: int
-    length: int
-
-    @property
-    def tokens(self) -> int:
-        """Returns the tokens of a sequence: the least multiple that is long enough."""
-        return -(-self.length // self.unit) * self.unit
+    tokens: int
 
 
 def plain(sizes: BatchSizes) -> dict[str, Array]:

@@ -153,9 +153,12 @@ class Comparison:
     @property
     def loss(self) -> float:
         """Returns the loss of all ranks, of which each has its part."""
-        parts = [rank.loss for rank in self.ranks if rank.loss is not None]
+        return float(self.combined([rank.loss for rank in self.ranks if rank.loss is not None]))
+
+    def combined(self, parts: Sequence[Any]) -> Any:
+        """Returns the mean or the sum over ranks, as the target's losses are."""
         mean = self.world.facts["constants"]["LOSS"] == "mean"
-        return float(np.mean(parts) if mean else np.sum(parts))
+        return np.mean(parts, 0) if mean else np.sum(parts, 0)
 
     @property
     def loss_error(self) -> float:

@@ -10,6 +10,7 @@ Shape legend: B rows of a batch, S tokens of a row, R rows of one shard, V vocab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,18 +41,19 @@ def of_logits(case: Comparison) -> str:
     if best:
         return best
     place = case.begins
-    own = _own_shard(case, place)
+    from_shard, others, error = _distances(case, place)
+    alone = from_shard < _EXPLAINED * others
     if place.layer is not None and not _mixes(case, place.layer):
         # Above all attention nothing is a matter of keys.
-        restarts = own is not None and own[0] < _EXPLAINED * own[1]
-        return "positions-restart" if restarts else "local"
-    if own is not None and own[0] < _EXPLAINED * own[1]:
+        return "positions-restart" if alone else "local"
+    if alone:
         return "own-shard"
+    # Of the first wrong layer: layers above it hide by which way a row knows of a token.
     if (wrong := wrong_dependence(case, place.layer)) is not None:
         return wrong.mistake
     if _counted_twice(case, place):
         return "keys-twice"
-    return "precision" if own is not None and own[2] < _ROUNDING * own[1] else "attention"
+    return "precision" if error < _ROUNDING * others else "attention"
 
 
 def _run(case: Comparison, batch: dict[str, Array], **options: bool) -> Observation | None:
@@ -104,15 +106,16 @@ def _changed_batches(case: Comparison) -> Iterator[tuple[str, dict[str, Array]]]
         yield "documents", batch | {"position_ids": running}
 
 
-def _own_shard(case: Comparison, place: Origin) -> tuple[float, ...] | None:
-    """Returns distances between what the first wrong layer gives on its rank (1), in one process
-    that runs on that shard by itself (2), and in one that has the whole batch (3): from 1 to 2,
-    from 2 to 3 and from 1 to 3. None where there is no such layer."""
+def _distances(case: Comparison, place: Origin) -> tuple[float, ...]:
+    """Returns how far what the first wrong layer gives on its rank is from what one process gives
+    that runs on that shard by itself, how far that is from one that has the whole batch, which is
+    what other ranks contribute, and how far the rank is from the latter."""
+    nothing = (math.inf, 0.0, math.inf)
     if place.layer is None or not case.shared:
-        return None
+        return nothing
     run = _run(case, _shard(case, place.rank), layers=True)
     if run is None or place.layer not in dict(run.layers):
-        return None
+        return nothing
     rows = case.ranks[place.rank].rows
     alone, ranks = case.layers
     right = alone[place.layer].reshape(-1, *alone[place.layer].shape[2:])[rows[rows >= 0]]
@@ -137,7 +140,8 @@ def _counted_twice(case: Comparison, place: Origin) -> bool:
         return False
     alone, ranks = case.layers
     right = alone[place.layer][:, place.token]
-    got = ranks[place.rank][place.layer][case.ranks[place.rank].rows % case.length == place.token]
+    rows = case.ranks[place.rank].rows
+    got = ranks[place.rank][place.layer][(rows >= 0) & (rows % case.length == place.token)]
     before = np.arange(place.token)
     held = [np.isin(before, x.rows[0] % case.length) for x in case.ranks]
     # All, those of all other ranks, and those of each rank; once more, or once for each rank.

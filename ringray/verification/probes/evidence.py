@@ -31,20 +31,15 @@ class Evidence:
     findings: list[Finding] = field(default_factory=list)
 
     @cached_property
-    def constants(self) -> dict[str, Any]:
-        """Returns the constants of the target."""
-        constants: dict[str, Any] = self.world.facts["constants"]
-        return constants
-
-    @cached_property
     def sizes(self) -> BatchSizes:
-        """Returns the sizes of batches."""
-        constants = self.constants
-        unit = constants["UNIT"] * self.world.ranks
+        """Returns the sizes of batches; sequences are the least multiple of what ranks can share
+        that is long enough."""
+        constants = self.world.facts["constants"]
         # Even for partitions that deal two blocks to each rank.
-        unit = unit if constants["UNIT"] > 1 else 2 * unit
+        unit = max(constants["UNIT"], 2) * self.world.ranks
+        tokens = -(-constants["SEQ_LEN"] // unit) * unit
         vocabulary = min(self.world.facts["vocabulary"], COLUMNS)
-        return BatchSizes(vocabulary, constants["BATCH"], unit, constants["SEQ_LEN"])
+        return BatchSizes(vocabulary, constants["BATCH"], tokens)
 
     @cached_property
     def plain(self) -> Comparison:

@@ -51,7 +51,7 @@ def positions(evidence: Evidence) -> None:
 def padding(evidence: Evidence) -> None:
     """Compares logits, the loss and gradients of a length that ranks do not divide, and changes the
     tokens that rows of padding hold."""
-    if evidence.constants["UNIT"] > 1:
+    if evidence.world.facts["constants"]["UNIT"] > 1:
         raise Skip("it takes multiples only")
     case = Comparison(evidence.world, batches.padded(evidence.sizes))
     seen = any((rank.rows < 0).any() for rank in case.ranks) and _reaches(evidence, case)

@@ -41,8 +41,7 @@ def resume(evidence: Evidence) -> None:
     trained = [case.batch, batches.uneven(evidence.sizes), case.batch]
     exact, *_ = evidence.world.ask("resume", alone=True, batches=trained, exact=True)
     ranks = evidence.world.ask("resume", batches=trained)
-    mean = evidence.constants["LOSS"] == "mean"
-    losses = np.mean(ranks, 0) if mean else np.sum(ranks, 0)
+    losses = case.combined(ranks)
     allowed = max(case.allowed_loss, case.allowed_gradient)
     for step, (got, again, want) in enumerate(zip(losses[:2], losses[2:], exact, strict=False)):
         for loss, reference, whose in ((got, want, "one process"), (again, got, "the whole run")):
