@@ -58,7 +58,11 @@ class StandIn:
     def __init__(self, one: Model, every: Model, dim: int = 1, loss: Any = None) -> None:
         self.one, self.every, self.dim, self.loss = one, every, dim, loss
         constants = {"LOSS": "mean", "UNIT": 1, "BATCH": 4, "SEQ_LEN": 32}
-        self.facts = {"constants": constants, "vocabulary": VOCABULARY, "dtype": "torch.float32"}
+        self.facts: dict[str, Any] = {
+            "constants": constants,
+            "vocabulary": VOCABULARY,
+            "dtype": "torch.float32",
+        }
 
     def alone(self, batch: Batch, **options: Any) -> Observation:
         logits, labels = self.one(batch), batch["shift_labels"]
@@ -144,6 +148,15 @@ def test_a_rank_without_labels_is_a_matter_of_labels(loss: Any, kind: str) -> No
     assert kinds == [kind]
 
 
+class Summed(StandIn):
+    """A target whose loss is a sum over labels."""
+
+    def alone(self, batch: Batch, **options: Any) -> Observation:
+        result = super().alone(batch, **options)
+        result.loss *= (batch["shift_labels"] != batches.IGNORED).sum()
+        return result
+
+
 class FailsWithDocuments(StandIn):
     def together(self, batch: Batch, **options: Any) -> list[Observation]:
         if "cu_seqlens" in batch:
@@ -156,6 +169,16 @@ def test_whole_sequences_are_compared_where_documents_fail() -> None:
     results = dict(run_probes(evidence, ["documents", "causality", "loss"]))
     assert results == {"documents": "wrong", "causality": "right", "loss": "wrong"}
     assert [x.mistake for x in evidence.findings] == ["fails", "mean-of-means"]
+
+
+@pytest.mark.parametrize("every", [leaking, apart])
+def test_a_sum_of_losses_is_right_with_documents(every: Model) -> None:
+    def total(logits: Array, labels: Array) -> float:
+        return nothing_counted(logits, labels) * int((labels != batches.IGNORED).sum())
+
+    world = Summed(leaking, every, loss=total)
+    world.facts["constants"]["LOSS"] = "sum"
+    assert probed(world, "loss", "labels") == ({"loss": "right", "labels": "right"}, [])
 
 
 def test_dropout_that_needs_one_seed_is_told() -> None:
