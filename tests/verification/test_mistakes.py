@@ -50,6 +50,11 @@ def overflowing(batch: Batch) -> Array:
     return leaking(batch) * np.inf
 
 
+def mean_loss(logits: Array, labels: Array) -> float:
+    """Returns the mean over labels, NaN without any; a model rounds otherwise than the oracle."""
+    return cross_entropy(logits.reshape(-1, VOCABULARY), labels.ravel()) * (1 + 1e-8)
+
+
 class StandIn:
     """Processes whose models are functions; ``dim``: the dimension that is dealt to ranks."""
 
@@ -67,8 +72,7 @@ class StandIn:
     def alone(self, batch: Batch, **options: Any) -> Observation:
         logits, labels = self.one(batch), batch["shift_labels"]
         rows = np.arange(labels.size).reshape(labels.shape)
-        return Observation(rows, logits, cross_entropy(logits.reshape(-1, VOCABULARY),
-                                                       labels.ravel()))  # fmt: skip
+        return Observation(rows, logits, mean_loss(logits, labels))
 
     def together(self, batch: Batch, **options: Any) -> list[Observation]:
         if options.get("training"):
@@ -128,18 +132,13 @@ def test_numbers_of_one_process_that_are_not_finite_are_no_reference() -> None:
         _ = Evidence(StandIn(overflowing, overflowing)).plain  # type: ignore[arg-type]
 
 
-def nothing_counted(logits: Array, labels: Array) -> float:
-    """Returns the mean over a rank's labels, NaN without any."""
-    return cross_entropy(logits.reshape(-1, VOCABULARY), labels.ravel())
-
-
 def local_mean(logits: Array, labels: Array) -> float:
     """Returns the mean over a rank's labels, or 0."""
-    return float(np.nan_to_num(nothing_counted(logits, labels)))
+    return float(np.nan_to_num(mean_loss(logits, labels)))
 
 
 @pytest.mark.parametrize(
-    ("loss", "kind"), [(local_mean, "mean-of-means"), (nothing_counted, "no-labels")]
+    ("loss", "kind"), [(local_mean, "mean-of-means"), (mean_loss, "no-labels")]
 )
 def test_a_rank_without_labels_is_a_matter_of_labels(loss: Any, kind: str) -> None:
     """Rows have as many labels each, so that means differ only where a rank has none."""
@@ -174,7 +173,7 @@ def test_whole_sequences_are_compared_where_documents_fail() -> None:
 @pytest.mark.parametrize("every", [leaking, apart])
 def test_a_sum_of_losses_is_right_with_documents(every: Model) -> None:
     def total(logits: Array, labels: Array) -> float:
-        return nothing_counted(logits, labels) * int((labels != batches.IGNORED).sum())
+        return mean_loss(logits, labels) * int((labels != batches.IGNORED).sum())
 
     world = Summed(leaking, every, loss=total)
     world.facts["constants"]["LOSS"] = "sum"
