@@ -73,7 +73,7 @@ class Comparison:
         self.length = batch["input_ids"].shape[1]
         self.exact = world.alone(batch, exact=True, **options)
         self.own = world.alone(batch, **options)
-        for reference, dtype in ((self.exact, "float64"), (self.own, world.facts["dtype"])):
+        for reference, dtype in ((self.exact, "float64"), (self.own, "its own dtype")):
             results = [x for x in (reference.logits, reference.loss) if x is not None]
             if not all(np.isfinite(x).all() for x in results):
                 raise Refused(f"one process computes numbers in {dtype} that are not finite")
