@@ -58,8 +58,8 @@ def _of_batch(case: Comparison, layer: str | None) -> Iterator[Dependence]:
         other[row] = other[row, ::-1]
         changes = _changes(case, case.batch | {"input_ids": other}, layer)
         want, got = (np.delete(x, row, 0).max(0) for x in changes)
-        for depends, more, less in ((True, got, want), (False, want, got)):
-            for token in np.flatnonzero((more > _DEPENDS) & (less < _DOES_NOT)):
+        for depends, moves, rests in ((True, got, want), (False, want, got)):
+            for token in np.flatnonzero((moves > _DEPENDS) & (rests < _DOES_NOT)):
                 yield Dependence("batch", int(token), f"row {row} of the batch", depends)
 
 

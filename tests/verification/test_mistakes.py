@@ -60,8 +60,8 @@ class StandIn:
 
     ranks = RANKS
 
-    def __init__(self, one: Model, every: Model, dim: int = 1, loss: Any = None) -> None:
-        self.one, self.every, self.dim, self.loss = one, every, dim, loss
+    def __init__(self, single: Model, split: Model, dim: int = 1, loss: Any = None) -> None:
+        self.single, self.split, self.dim, self.loss = single, split, dim, loss
         constants = {"LOSS": "mean", "UNIT": 1, "BATCH": 4, "SEQ_LEN": 32}
         self.facts: dict[str, Any] = {
             "constants": constants,
@@ -70,14 +70,14 @@ class StandIn:
         }
 
     def alone(self, batch: Batch, **options: Any) -> Observation:
-        logits, labels = self.one(batch), batch["shift_labels"]
+        logits, labels = self.single(batch), batch["shift_labels"]
         rows = np.arange(labels.size).reshape(labels.shape)
         return Observation(rows, logits, mean_loss(logits, labels))
 
     def together(self, batch: Batch, **options: Any) -> list[Observation]:
         if options.get("training"):
             raise Refused("ValueError: ranks draw other seeds\nTraceback")
-        logits, labels = self.every(batch), batch["shift_labels"]
+        logits, labels = self.split(batch), batch["shift_labels"]
         rows = np.arange(labels.size).reshape(labels.shape)
         parts = (np.split(x, RANKS, self.dim) for x in (rows, logits, labels))
         loss = self.loss or (lambda *_: self.alone(batch).loss)
@@ -95,7 +95,7 @@ NO_BOUNDARIES = "skipped: the model takes no boundaries of documents: nothing to
 
 
 @pytest.mark.parametrize(
-    ("one", "every", "result", "mistakes"),
+    ("single", "split", "result", "mistakes"),
     [
         (apart, apart, "right", []),
         (leaking, apart, "right", []),  # ours keeps documents apart, whatever the model says
@@ -105,17 +105,17 @@ NO_BOUNDARIES = "skipped: the model takes no boundaries of documents: nothing to
     ],
 )
 def test_documents_are_compared_with_what_the_model_can(
-    one: Model, every: Model, result: str, mistakes: list[str]
+    single: Model, split: Model, result: str, mistakes: list[str]
 ) -> None:
-    results, kinds = probed(StandIn(one, every), "documents", "causality")
+    results, kinds = probed(StandIn(single, split), "documents", "causality")
     assert results["documents"] == result
     assert kinds == mistakes
     assert (results["causality"] == "right") == (mistakes != ["documents"])
 
 
-@pytest.mark.parametrize(("one", "every"), [(leaking, mixing), (mixing, leaking)])
-def test_rows_of_the_batch_that_see_each_other_are_told(one: Model, every: Model) -> None:
-    results, kinds = probed(StandIn(one, every), "logits", "causality")
+@pytest.mark.parametrize(("single", "split"), [(leaking, mixing), (mixing, leaking)])
+def test_rows_of_the_batch_that_see_each_other_are_told(single: Model, split: Model) -> None:
+    results, kinds = probed(StandIn(single, split), "logits", "causality")
     assert kinds == ["batch"]
     assert set(results.values()) == {"wrong"}
     assert probed(StandIn(mixing, mixing), "logits", "causality")[1] == []
@@ -170,12 +170,12 @@ def test_whole_sequences_are_compared_where_documents_fail() -> None:
     assert [x.mistake for x in evidence.findings] == ["fails", "mean-of-means"]
 
 
-@pytest.mark.parametrize("every", [leaking, apart])
-def test_a_sum_of_losses_is_right_with_documents(every: Model) -> None:
+@pytest.mark.parametrize("split", [leaking, apart])
+def test_a_sum_of_losses_is_right_with_documents(split: Model) -> None:
     def total(logits: Array, labels: Array) -> float:
         return mean_loss(logits, labels) * int((labels != batches.IGNORED).sum())
 
-    world = Summed(leaking, every, loss=total)
+    world = Summed(leaking, split, loss=total)
     world.facts["constants"]["LOSS"] = "sum"
     assert probed(world, "loss", "labels") == ({"loss": "right", "labels": "right"}, [])
 
