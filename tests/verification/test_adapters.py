@@ -32,7 +32,7 @@ SKIPPED = {
         "gradients": "the target has no loss to go backward from",
         "norm": "the target has no gradients",
     },
-    "accelerate": {"padding": MULTIPLES},
+    "accelerate": {"documents": NO_BOUNDARIES, "padding": MULTIPLES},
     "hf-ulysses": {"padding": "ValueError: a batch of 47 tokens: expected a multiple of 2 ranks"},
     "ddp": {"documents": NO_BOUNDARIES},
     "fsdp": {"documents": NO_BOUNDARIES},
