@@ -27,7 +27,7 @@ MISTAKES = {
         "position_ids: begin anew with each document before the batch is dealt"),
     "documents": Mistake("documents see each other: a rank does not get their boundaries",
         "cu_seqlens: the boundaries of the whole sequence, the same on every rank"),
-    "batch": Mistake("rows of the batch see each other, or only in one process do they",
+    "batch": Mistake("rows of the batch see each other on ranks only, or in one process only",
         "dimension 0 of what is communicated: whose row of the batch does each rank read"),
     "order": Mistake("rows stand in another order than the target's shard() says",
         "the partition: shard() and the attention have to name the same one"),
