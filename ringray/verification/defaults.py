@@ -6,7 +6,6 @@ import inspect
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -21,8 +20,6 @@ from ringray.verification.target import TargetError
 LOSS = "mean"
 UNIT, BATCH, SEQ_LEN = 1, 2, 48
 loss_is = LOSS  # the target's own LOSS, once it is loaded: a process has one target
-# Share of the norm of logits by which documents that see each other differ, at least.
-_LEAK = 0.01
 _NO_LOSS = (
     "the model returns no loss: compared is ringray's cross entropy of its logits (where its loss "
     "needs labels, its forward takes them as shift_labels, or the target has a step())"
@@ -84,18 +81,6 @@ def is_transformers(model: nn.Module) -> bool:
     return hf is not None and isinstance(model, hf.PreTrainedModel)
 
 
-def _documents_apart(model: nn.Module, batch: dict[str, Any]) -> Tensor | None:
-    """Returns logits (B, S, V) of a model of transformers that runs on one document at a time."""
-    if not is_transformers(model):
-        return None
-    names = "input_ids", "position_ids"
-    parts = (
-        model(**arguments(model, {name: batch[name][:, begin:end] for name in names})).logits
-        for begin, end in pairwise(batch["cu_seqlens"].tolist())
-    )
-    return torch.cat([*parts], 1)
-
-
 def takes_all(model: nn.Module) -> bool:
     """Tells whether the model's forward takes keywords of any name."""
     parameters = inspect.signature(getattr(model, "module", model).forward).parameters
@@ -111,11 +96,6 @@ def step(model: nn.Module, batch: dict[str, Any], **options: Any) -> dict[str, A
     """
     logits, loss = _results(model(**arguments(model, batch, **options)), batch["input_ids"])
     note = "" if loss is not None else _NO_LOSS
-    if logits is not None and dist.get_world_size() == 1 and "cu_seqlens" in batch:
-        apart = _documents_apart(model, batch)
-        # Some models of transformers do not see where documents begin.
-        if apart is not None and (apart - logits).norm() > _LEAK * apart.norm():
-            logits, loss = apart, None
     if loss is None and logits is not None:
         loss = sharded_cross_entropy(logits, batch["shift_labels"], gradients="mean")
         # The same on every rank: as parts of a sum, each has its share.

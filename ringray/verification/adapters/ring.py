@@ -22,7 +22,6 @@ from ringray.partition import Partitioning
 from ringray.training.mesh import Mesh, make_mesh
 from ringray.training.parallelize import parallelize
 from ringray.verification import defaults
-from ringray.verification.adapters.shared import masked
 
 _PADDING = {"labels": -100, "shift_labels": -100}
 _SEQUENCE = 1  # dimension of (B, S)
@@ -114,8 +113,7 @@ class RingAdapter:
         if not isinstance(model, Decoder):
             if not (_attention_of(model) and defaults.takes_all(model)):
                 where = {}
-            with masked(batch):
-                return defaults.step(model, batch, **where)
+            return defaults.step(model, batch, **where)
         with torch.no_grad():
             logits = model(batch["input_ids"], **where)
         labels: Tensor = batch["shift_labels"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,20 +48,3 @@ def attention_is(function: Callable[..., Any]) -> Iterator[None]:
         yield
     finally:
         F.scaled_dot_product_attention = before
-
-
-def masked(batch: dict[str, Tensor]) -> AbstractContextManager[None]:
-    """Returns a context in which causal attention of one process keeps documents apart, for models
-    that know none. On ranks their adapter does."""
-    if dist.get_world_size() > 1 or "cu_seqlens" not in batch:
-        return nullcontext()
-    attention: Callable[..., Any] = F.scaled_dot_product_attention
-    document = documents_of(batch)
-    seen = (document[:, None] == document).tril()
-
-    def attend(*qkv: Tensor, is_causal: bool = False, **options: Any) -> Any:
-        whole = all(x.shape[-2] == len(seen) for x in qkv)
-        mask = {"attn_mask": seen} if is_causal and whole else {"is_causal": is_causal}
-        return attention(*qkv, **options | mask)
-
-    return attention_is(attend)

@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from ringray.models.sdpa import SdpaCall
 from ringray.verification import defaults
-from ringray.verification.adapters.shared import attention_is, documents_of, masked, rows_of
+from ringray.verification.adapters.shared import attention_is, documents_of, rows_of
 from ringray.verification.adapters.torch_context_parallel import (
     TorchContextParallel,
     without_mask,
@@ -85,7 +85,7 @@ class TorchFlex(TorchContextParallel):
     def step(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward; on CPUs without a loss."""
         on_cpus = batch["input_ids"].device.type == "cpu"
-        with masked(batch), torch.set_grad_enabled(not on_cpus):
+        with torch.set_grad_enabled(not on_cpus):
             out = defaults.step(model, batch)
         return out | {"loss": None} if on_cpus else out
 
