@@ -82,16 +82,14 @@ def verify(
     try:
         with World(text, adapter, ranks=ranks, device=device, limit=limit) as world:
             evidence = Evidence(world)
-            try:
-                note = evidence.plain.ranks[0].note
-            except Refused as error:
-                raise TargetError(str(error)) from error
-            verdict.notes += [note] if note else []
+            verdict.notes = list(filter(None, [evidence.plain.ranks[0].note]))
             for name, result in run_probes(evidence, PROBES if probes is None else probes):
                 verdict.probes[name] = result
                 if view is not None:
                     print(f"{name}: {result}", file=view, flush=True)
             verdict.findings = evidence.findings
+    except Refused as error:  # whole sequences already
+        raise TargetError(f"{text}: {error}") from error
     except TargetError as error:
         error.args = (f"{text}: {error}",)
         raise

@@ -35,13 +35,12 @@ from ringray.verification.observation import (
     plain_name,
     recording,
 )
-from ringray.verification.target import CONSTANTS, TargetError, load
+from ringray.verification.target import CONSTANTS, LEAST_VOCABULARY, TargetError, load
 
 _BASE = 1 << 24  # of the numbers that stand for rows where a batch is dealt to learn how
 _WEIGHTS_SEED = 0
 _LR, _MOMENTUM = 0.01, 0.9  # of the steps of a resumed training
 _GROUP_TIMEOUT = timedelta(minutes=30)  # the parent ends what hangs
-_LEAST_VOCABULARY = 4  # so that another token can stand in the place of each
 
 
 class TargetProcess:
@@ -95,10 +94,10 @@ class TargetProcess:
         named = getattr(config, "vocab_size", None)
         constants = {name: getattr(self.target, name, None) for name in CONSTANTS}
         vocabulary = constants["VOCABULARY"] or named or next(iter(sizes), 0)
-        if vocabulary < _LEAST_VOCABULARY:
+        if vocabulary < LEAST_VOCABULARY:
             raise TargetError(
                 f"the model has {vocabulary} tokens by config.vocab_size or its first "
-                f"nn.Embedding, expected {_LEAST_VOCABULARY} or more: set VOCABULARY"
+                f"nn.Embedding, expected {LEAST_VOCABULARY} or more: set VOCABULARY"
             )
         if self.rank < 0:
             self.exact = self._built().double()
@@ -139,7 +138,6 @@ class TargetProcess:
         backward: bool = True,
         training: bool = False,
         layers: bool = False,
-        seed: int = 0,
         padding: int | None = None,
     ) -> Observation:
         """Runs a forward, and a backward, of a batch that every process holds; ``padding``: a token
@@ -150,7 +148,7 @@ class TargetProcess:
             mine["input_ids"][torch.from_numpy(rows < 0)] = padding
         model.train(training)
         model.zero_grad()
-        torch.manual_seed(seed + max(self.rank, 0))
+        torch.manual_seed(max(self.rank, 0))
         result = Observation(rows)
         # A training changes running means, which are not those of the next batch.
         buffers = [(x, x.clone()) for x in model.buffers()] if training else []
@@ -229,8 +227,8 @@ class TargetProcess:
 
 def serve(connection: Connection[Any, Any], process: TargetProcess) -> None:
     """Answers requests until the parent ends them."""
-    while (request := connection.recv()) is not None:
-        name, arguments = request
+    while True:
+        name, arguments = connection.recv()
         try:
             answer: tuple[Any, ...] = "ok", getattr(process, name)(**arguments)
         except TargetError as error:

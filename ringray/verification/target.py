@@ -36,9 +36,10 @@ FUNCTIONS = (
     "reference", "prepare", "shard", "context", "step", "reduce", "grad_norm", "save", "load",
     "generate",
 )  # fmt: skip
+LEAST_VOCABULARY = 4  # tokens, so that another one can stand in the place of each
 # Constants -> the choices, or the least integer.
 CONSTANTS: dict[str, tuple[str, ...] | int] = {
-    "LOSS": ("mean", "sum"), "UNIT": 1, "BATCH": 1, "VOCABULARY": 4, "SEQ_LEN": 8,
+    "LOSS": ("mean", "sum"), "UNIT": 1, "BATCH": 1, "VOCABULARY": LEAST_VOCABULARY, "SEQ_LEN": 8,
 }  # fmt: skip
 _NEAR = 0.81  # of a misspelling to a known name; below are names that helpers have
 
@@ -122,11 +123,10 @@ def load(text: str, adapter: str | None = None, *, alone: bool = False) -> Simpl
             f"{', '.join(_functions(module)) or 'none'}"
         )
     for layer in layers:
-        functions = {x: getattr(layer, x, None) for x in FUNCTIONS}
-        vars(target).update(
-            {x: function for x, function in functions.items() if callable(function)}
-        )
-        vars(target).update({x: getattr(layer, x) for x in CONSTANTS if hasattr(layer, x)})
+        for known in (*FUNCTIONS, *CONSTANTS):
+            value = getattr(layer, known, None)
+            if callable(value) or (known in CONSTANTS and value is not None):
+                setattr(target, known, value)
     defaults.loss_is = target.LOSS
     if alone:
         target.build = getattr(target, "reference", target.build)
@@ -146,21 +146,19 @@ def _functions(module: ModuleType) -> list[str]:
 
 def _check_constants(module: ModuleType) -> None:
     """Raises TargetError for constants of wrong values."""
-    for name, allowed in CONSTANTS.items():
-        value = getattr(module, name, None)
-        if isinstance(allowed, tuple) and value not in (None, *allowed):
-            raise TargetError(unknown(name, value, allowed))
-        if isinstance(allowed, tuple) or value is None:
-            continue
-        if type(value) is not int or value < allowed:
+    for name in CONSTANTS.keys() & vars(module).keys():
+        value, allowed = getattr(module, name), CONSTANTS[name]
+        if isinstance(allowed, tuple):
+            if value not in allowed:
+                raise TargetError(unknown(name, value, allowed))
+        elif type(value) is not int or value < allowed:
             raise TargetError(f"{name}: got {value!r}, expected an integer from {allowed}")
 
 
 def _check_names(module: ModuleType, source: ast.Module) -> None:
     """Raises TargetError for names of a file that are almost known ones: those would be ignored."""
+    close = {x: get_close_matches(x, ("build", *FUNCTIONS), 1, _NEAR) for x in _functions(module)}
     assigned = [x for node in source.body if isinstance(node, ast.Assign) for x in node.targets]
-    close = {name: get_close_matches(name, ("build", *FUNCTIONS), 1, _NEAR)
-             for name in _functions(module)}  # fmt: skip
     for name in [x.id for x in assigned if isinstance(x, ast.Name) and x.id.isupper()]:
         longer = [x for x in CONSTANTS if x.startswith(name) and len(name) > 2]  # VOCAB, SEQ
         close[name] = get_close_matches(name, CONSTANTS, 1, _NEAR) or longer

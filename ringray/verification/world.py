@@ -93,7 +93,7 @@ class _Started:
             answer: tuple[Any, ...] = self.connection.recv()
         except (EOFError, OSError):
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(_STACKS)
+                self.process.wait(LIMIT)  # a busy machine is slow at the end, too
             answer = "ended", f"ends with exit code {self.process.returncode}", self.written()
         return answer
 

@@ -60,7 +60,7 @@ def _page(verdict: Verdict) -> str:
         blocks = [Text(finding.sentence, "bad"), facts, Code(finding.details)]
         title = f"{finding.probe}: {finding.mistake}"
         findings.append(Section(title, blocks if finding.details else blocks[:2]))
-    sections = [Section("Verdict", [answer, probes]), Section("Findings", findings)]
-    sections = sections[: 1 + bool(findings)]
+    sections = [Section("Verdict", [answer, probes, *map(Text, verdict.notes)])]
+    sections += [Section("Findings", findings)] if findings else []
     about = f"ringray {__version__}, {verdict.ranks} ranks, in {verdict.seconds:.0f} s"
     return render(f"ringray verify {verdict.target}", sections, about)
