@@ -190,6 +190,9 @@ def test_nothing_to_compare_is_told() -> None:
         TargetError, match=r"step\(\) returned no tensor, expected a dict with logits"
     ):
         process.step({"input_ids": IDS.numpy()})
+    process.target.step = lambda model, batch: {"logits": LOGITS.flatten(0, 1)}
+    with pytest.raises(TargetError, match=r"logits \(6, 5\) of step\(\): expected \(B, R, V\)"):
+        process.step({"input_ids": IDS.numpy()})
 
 
 class Returns(nn.Module):
