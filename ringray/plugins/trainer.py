@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -105,7 +106,7 @@ class _WholeModel:
     def __call__(self, **inputs: Any) -> Any:
         """Returns the outputs for whole sequences (B, S), but for logits in training: they are the
         largest tensor of all, and loss and metrics do without."""
-        rings, model, comm = self._rings, self._model, connect(self._rings.group)
+        rings, model, comm = self._rings, self._model, connect(self._rings.options["group"])
         count, mask = inputs.pop("num_items_in_batch", None), inputs.pop("attention_mask", None)
         for name in ("use_cache", *_DOCUMENTS):
             inputs.pop(name, None)
@@ -168,10 +169,10 @@ class RingCallback(TrainerCallback):
         self.size = ring_size
         self.options: dict[str, Any] = {
             "partition": partition, "transport": transport, "backend": backend,
+            "group": None,  # of this rank's ring
         }  # fmt: skip
         self.trainer: Any = None  # whose ranks form the rings
         self.mesh: Any = None
-        self.group: Any = None  # of this rank's ring
         self.replicas: Any = None  # of the ranks with its place in their rings
         self.predicting = False  # the trainer wants logits
 
@@ -192,10 +193,9 @@ class RingCallback(TrainerCallback):
         if dist.is_available() and dist.is_initialized():
             sizes = (comm.world_size // size, size)
             self.mesh = init_device_mesh(args.device.type, sizes, mesh_dim_names=_AXES)
-            self.replicas, self.group = (self.mesh.get_group(axis) for axis in _AXES)
-            for group in (self.replicas, self.group):
+            groups = self.replicas, self.options["group"] = self.mesh.get_all_groups()
+            for group in groups:
                 dist.distributed_c10d._set_pg_timeout(timeout_of(dist.group.WORLD), group)
-        self.options["group"] = self.group
         self.trainer, self.accelerator, self.size = trainer, trainer.accelerator, size
         self.accelerator.dataloader_config.dispatch_batches = False
         self.accelerator.gather = self._gather
@@ -235,12 +235,8 @@ class RingCallback(TrainerCallback):
 
     def _prepare_data_loader(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
         """Deals batches to rings: Accelerate does by its mesh, which nothing else should see."""
-        state = self.accelerator.state
-        before, state.device_mesh = state.device_mesh, self.mesh
-        try:
+        with patch.object(self.accelerator.state, "device_mesh", self.mesh):
             return prepare(*args, **kwargs)
-        finally:
-            state.device_mesh = before
 
     def _gather(self, tensors: Any) -> Any:
         """Gathers from one rank of each ring: the others have the same."""

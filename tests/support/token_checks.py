@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 import ringray
 from ringray.comm.batch import METER
-from ringray.nn import next_token_labels, token_entropy, token_log_probs, token_top_k
+from ringray.nn import (
+    next_token_labels,
+    sharded_linear_cross_entropy,
+    token_entropy,
+    token_log_probs,
+    token_top_k,
+)
 from ringray.partition import NAMES
 from tests.support.compile_checks import compiled
 from tests.support.ranks import dealt
@@ -151,7 +157,7 @@ def mistakes_are_told(rank: int, size: int) -> None:
         with pytest.raises(ValueError, match=says if both or last else "were refused"):
             token_log_probs(**call, rows=None, vocab_group=dist.group.WORLD)
     with pytest.raises(ValueError, match="head: got one of 7 features"):
-        ringray.sharded_linear_cross_entropy(x, nn.Linear(7, 5), labels)
+        sharded_linear_cross_entropy(x, nn.Linear(7, 5), labels)
 
 
 def counting(gather: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]:
