@@ -166,11 +166,12 @@ def _noting(read: list[int], number: int, _: Any) -> None:
 
 def flops_are_of_visible_pairs(degrees: Degrees, rank: int, size: int) -> None:
     """Tokens of packed documents see their own."""
-    found, seq_len = trainer(degrees).step(), RECIPE.seq_len
+    recipe = replace(RECIPE, sequences=degrees.dp)
+    found, seq_len = trainer(degrees, recipe).step(), recipe.seq_len
     corpus, at = Corpus(TEXT), np.arange(seq_len)
-    sizes = [np.diff(corpus.rows(i, seq_len, at).ends) for i in range(RECIPE.sequences)]
+    sizes = [np.diff(corpus.rows(i, seq_len, at).ends) for i in range(recipe.sequences)]
     pairs = sum(int((one * (one + 1) // 2).sum()) for one in sizes)
-    dense = RECIPE.sequences * seq_len * TINY.token_flops
+    dense = recipe.sequences * seq_len * TINY.token_flops
     assert found.flops == pytest.approx(3 * (dense + TINY.attention_flops(pairs)), rel=1e-5)
 
 

@@ -22,12 +22,12 @@ def test_a_pool_trains_as_dp_and_cp_do(tmp_path: Path) -> None:
         4,
         [
             partial(pool.a_step_in_double_is_alike, tmp_path),
-            partial(pool.losses_are_alike, tmp_path, 3, None),
             partial(pool.goes_on_on_other_ranks, tmp_path),
-            pool.each_sequence_is_dealt, pool.rows_are_read_ahead,
+            pool.each_sequence_is_dealt,
+            pool.rows_are_read_ahead,
             partial(training_checks.answers_are_whole, pool.TOGETHER, recipe),
         ],
-    )  # fmt: skip
+    )
 
 
 def test_documents_run_over_the_edges_of_sequences(tmp_path: Path) -> None:
