@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -81,8 +84,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("RINGRAY_HOME", str(home))
-    monkeypatch.setattr(watch, "LIFE_S", 0.05)
-    monkeypatch.setattr(feed, "POLL_S", 0.01)
+    # A second passes with each look: what `watch` sees does not depend on how busy a machine is.
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda _: None, time=time.time)
+    monkeypatch.setattr(feed, "time", clock)
+    monkeypatch.setattr(watch, "LIFE_S", 4)
     yield home
     home.chmod(0o700)
 
