@@ -64,7 +64,7 @@ def inferred(x: Tensor) -> Tensor:
 
 
 def other_attention(x: Tensor) -> Calls:
-    """A call that differs in each value on which ranks agree."""
+    """Returns a call for each value on which ranks agree, which differs in it."""
     run = ringray.ring_attention
     options: dict[str, dict[str, Any]] = {
         "seq_len": {"seq_len": 7},
