@@ -55,7 +55,7 @@ def whole(ranks: list[Observation], arrays: Sequence[Array | None], places: int)
     return joined
 
 
-class Comparison:
+class BatchComparison:
     """What one process computes of a batch, in fp64 (``exact``) and in its own dtype (``own``), and
     what the ``ranks`` compute.
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ringray.verification import batches
-from ringray.verification.compare import Comparison, whole
+from ringray.verification.compare import BatchComparison, whole
 from ringray.verification.observation import Array
 
 # Shares of the largest change of a row: above one a row depends on a token, below the other it
@@ -32,14 +32,14 @@ class Dependence(NamedTuple):
     depends: bool
 
 
-def wrong_dependence(case: Comparison, layer: str | None = None) -> Dependence | None:
+def wrong_dependence(case: BatchComparison, layer: str | None = None) -> Dependence | None:
     """Returns a wrong dependence of logits, or of the output of a layer: the first that one process
     has not, or else that only it has, for a wrong mask makes both."""
     every = [*_of_batch(case, layer), *_of_tokens(case, layer)]
     return min(every, key=lambda x: x.mistake == "lost-keys", default=None)
 
 
-def _of_tokens(case: Comparison, layer: str | None) -> Iterator[Dependence]:
+def _of_tokens(case: BatchComparison, layer: str | None) -> Iterator[Dependence]:
     documents = batches.document_of(case.batch)
     for changed in _tokens(case):
         changes = _changes(case, batches.changed(case.batch, changed), layer)
@@ -51,7 +51,7 @@ def _of_tokens(case: Comparison, layer: str | None) -> Iterator[Dependence]:
             yield Dependence("lost-keys", int(token), f"token {changed}", False)
 
 
-def _of_batch(case: Comparison, layer: str | None) -> Iterator[Dependence]:
+def _of_batch(case: BatchComparison, layer: str | None) -> Iterator[Dependence]:
     ids = case.batch["input_ids"]
     for row in {0, len(ids) - 1} if len(ids) > 1 else ():
         other = ids.copy()
@@ -63,7 +63,7 @@ def _of_batch(case: Comparison, layer: str | None) -> Iterator[Dependence]:
                 yield Dependence("batch", int(token), f"row {row} of the batch", depends)
 
 
-def _changes(case: Comparison, batch: dict[str, Array], layer: str | None) -> list[Array]:
+def _changes(case: BatchComparison, batch: dict[str, Array], layer: str | None) -> list[Array]:
     """Returns the change of each row in one process, and on all ranks, (B, S), as shares of the
     largest one."""
     shares = []
@@ -74,7 +74,9 @@ def _changes(case: Comparison, batch: dict[str, Array], layer: str | None) -> li
     return shares
 
 
-def _numbers(case: Comparison, batch: dict[str, Array], layer: str | None, together: bool) -> Array:
+def _numbers(
+    case: BatchComparison, batch: dict[str, Array], layer: str | None, together: bool
+) -> Array:
     """Returns logits, or the output of a layer, of all rows, (B * S, width)."""
     options = case.options | {"backward": False, "layers": layer is not None}
     if together:
@@ -85,7 +87,7 @@ def _numbers(case: Comparison, batch: dict[str, Array], layer: str | None, toget
     return whole(runs, rows, case.exact.rows.size).reshape(case.exact.rows.size, -1)
 
 
-def _tokens(case: Comparison) -> list[int]:
+def _tokens(case: BatchComparison) -> list[int]:
     """Returns tokens to change: the first and the last of each rank's runs of positions, and those
     beside the boundaries of documents."""
     # Striped ranks have as many runs as rows; two of each are enough.

@@ -17,7 +17,7 @@ import numpy as np
 
 from ringray.verification import batches
 from ringray.verification.batches import IGNORED
-from ringray.verification.compare import Comparison, Origin, cross_entropy, relative, whole
+from ringray.verification.compare import BatchComparison, Origin, cross_entropy, relative, whole
 from ringray.verification.dependence import wrong_dependence
 from ringray.verification.observation import Array, Observation
 from ringray.verification.world import Refused
@@ -29,7 +29,7 @@ _EXPLAINED = 0.05
 _ROUNDING = 2.0**-7
 
 
-def of_logits(case: Comparison) -> str:
+def of_logits(case: BatchComparison) -> str:
     """Returns the kind of mistake by which logits differ."""
     if not all(np.isfinite(x.logits).all() for x in case.ranks):
         return "not-finite"
@@ -56,7 +56,7 @@ def of_logits(case: Comparison) -> str:
     return "precision" if error < _ROUNDING * others else "attention"
 
 
-def _run(case: Comparison, batch: dict[str, Array], **options: bool) -> Observation | None:
+def _run(case: BatchComparison, batch: dict[str, Array], **options: bool) -> Observation | None:
     """Runs one process on a batch, which it may refuse."""
     try:
         return case.world.alone(batch, backward=False, **options)
@@ -64,7 +64,7 @@ def _run(case: Comparison, batch: dict[str, Array], **options: bool) -> Observat
         return None
 
 
-def _variants(case: Comparison) -> Iterator[tuple[str, Array]]:
+def _variants(case: BatchComparison) -> Iterator[tuple[str, Array]]:
     """Generates logits (B * S, V) of one process that makes a mistake on purpose."""
     # Squares of distances without |a|^2, which is the same for all: (B * S, B * S) and no V.
     gaps = np.square(case.flat).sum(-1) - 2 * case.logits @ case.flat.T
@@ -79,12 +79,12 @@ def _variants(case: Comparison) -> Iterator[tuple[str, Array]]:
         yield "own-shard", whole(case.ranks, [x.logits for x in runs], len(case.flat))
 
 
-def _shard(case: Comparison, number: int) -> dict[str, Array]:
+def _shard(case: BatchComparison, number: int) -> dict[str, Array]:
     """Returns the batch of a rank's own rows."""
     return batches.columns(case.batch, case.ranks[number].rows[0].clip(min=0) % case.length)
 
 
-def _changed_batches(case: Comparison) -> Iterator[tuple[str, dict[str, Array]]]:
+def _changed_batches(case: BatchComparison) -> Iterator[tuple[str, dict[str, Array]]]:
     """Generates batches by which one process makes a mistake of positions or of documents."""
     positions = case.batch["position_ids"]
     restarted, contiguous = positions.copy(), positions.copy()
@@ -106,7 +106,7 @@ def _changed_batches(case: Comparison) -> Iterator[tuple[str, dict[str, Array]]]
         yield "documents", batch | {"position_ids": running}
 
 
-def _distances(case: Comparison, place: Origin) -> tuple[float, ...]:
+def _distances(case: BatchComparison, place: Origin) -> tuple[float, ...]:
     """Returns how far what the first wrong layer gives on its rank is from what one process gives
     that runs on that shard by itself, how far that is from one that has the whole batch, which is
     what other ranks contribute, and how far the rank is from the latter."""
@@ -124,7 +124,7 @@ def _distances(case: Comparison, place: Origin) -> tuple[float, ...]:
     return tuple(float(np.linalg.norm(x)) for x in gaps)
 
 
-def _mixes(case: Comparison, layer: str) -> bool:
+def _mixes(case: BatchComparison, layer: str) -> bool:
     """Tells whether what a layer gives for a token depends on another token."""
     before, after = (
         dict(case.alone(batch, backward=False, layers=True).layers)[layer][:, 1:]
@@ -133,7 +133,7 @@ def _mixes(case: Comparison, layer: str) -> bool:
     return relative(after, before) > case.allowed
 
 
-def _counted_twice(case: Comparison, place: Origin) -> bool:
+def _counted_twice(case: BatchComparison, place: Origin) -> bool:
     """Tells whether the first row that differs is the one of a process whose batch has some of the
     tokens before it several times, with the same positions."""
     if place.layer is None or not place.token or "cu_seqlens" in case.batch:
@@ -158,7 +158,7 @@ def _counted_twice(case: Comparison, place: Origin) -> bool:
     return False
 
 
-def of_loss(case: Comparison) -> str:
+def of_loss(case: BatchComparison) -> str:
     """Returns the kind of mistake by which a loss differs, from right logits."""
     got, want, ranks = case.loss, case.exact.loss, len(case.ranks)
     labels = case.batch["shift_labels"].ravel()
@@ -183,13 +183,13 @@ def of_loss(case: Comparison) -> str:
     return _of_labels(case) if labels_matter(case) else "router-loss"
 
 
-def rest_of_loss(case: Comparison) -> float:
+def rest_of_loss(case: BatchComparison) -> float:
     """Returns what the loss of one process has beside cross entropy of the next token."""
     rest = case.exact.loss - cross_entropy(case.flat, case.batch["shift_labels"].ravel())
     return rest if abs(rest) > 1e-6 * abs(case.exact.loss) else 0.0
 
 
-def labels_matter(case: Comparison) -> bool:
+def labels_matter(case: BatchComparison) -> bool:
     """Tells whether what the loss has beside cross entropy depends on labels."""
     other = _relabelled(case, slice(None))
     loss = case.alone(other, exact=True, backward=False).loss
@@ -197,21 +197,21 @@ def labels_matter(case: Comparison) -> bool:
     return abs(rest - rest_of_loss(case)) > 1e-6 * abs(loss)
 
 
-def label_changes(case: Comparison, token: int) -> tuple[float, float]:
+def label_changes(case: BatchComparison, token: int) -> tuple[float, float]:
     """Returns how the loss of one process, and that of all ranks, changes with the label of a
     token."""
-    other = Comparison(case.world, _relabelled(case, token), backward=False)
+    other = BatchComparison(case.world, _relabelled(case, token), backward=False)
     return other.exact.loss - case.exact.loss, other.loss - case.loss
 
 
-def _relabelled(case: Comparison, token: int | slice) -> dict[str, Array]:
+def _relabelled(case: BatchComparison, token: int | slice) -> dict[str, Array]:
     labels = case.batch["labels"].copy()
     labels[:, token] = np.roll(labels, 1, axis=1)[:, token]
     ends = case.batch.get("cu_seqlens")
     return batches.batch(case.batch["input_ids"], labels=labels, documents=ends)
 
 
-def _of_labels(case: Comparison) -> str:
+def _of_labels(case: BatchComparison) -> str:
     """Returns the kind of mistake by which the first labels of a shard count otherwise."""
     if not case.edges:
         return "loss"
@@ -222,7 +222,7 @@ def _of_labels(case: Comparison) -> str:
     return "labels-ahead" if max(wrong[:2]) > 4 * wrong[2] else "loss"
 
 
-def _losses(case: Comparison) -> Iterator[tuple[str, float]]:
+def _losses(case: BatchComparison) -> Iterator[tuple[str, float]]:
     """Generates losses of one process that makes a mistake on purpose."""
     logits, labels = case.flat, case.batch["shift_labels"].ravel()
     local = [rank.rows[rank.rows >= 0] for rank in case.ranks]
@@ -249,7 +249,7 @@ def _losses(case: Comparison) -> Iterator[tuple[str, float]]:
     yield "labels-documents", cross_entropy(logits, over.ravel())
 
 
-def of_gradients(case: Comparison, rank: int) -> tuple[str, str]:
+def of_gradients(case: BatchComparison, rank: int) -> tuple[str, str]:
     """Returns the kind of mistake by which gradients on a rank differ, and the first that does:
     backward, from the loss."""
     ranks, exact = len(case.ranks), case.exact.gradients

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 
-class MistakeKind(NamedTuple):
+class Mistake(NamedTuple):
     """A kind of mistakes: what it means, and what to look at next."""
 
     meaning: str
@@ -15,119 +15,113 @@ class MistakeKind(NamedTuple):
 
 
 MISTAKES = {
-    "own-shard": MistakeKind("each rank attends to its own rows only: the ring is bypassed",
+    "own-shard": Mistake("each rank attends to its own rows only: the ring is bypassed",
         "the attention of this layer: is it routed over the ring at all"),
-    "positions-restart": MistakeKind(
+    "positions-restart": Mistake(
         "positions begin anew on every rank, as if each shard were a sequence",
         "position_ids: pass those of the shard; without them models count from 0"),
-    "positions-contiguous": MistakeKind(
+    "positions-contiguous": Mistake(
         "positions are those of contiguous shards, rows are dealt otherwise",
         "position_ids: deal them as the token ids are, by the same partition"),
-    "positions-packed": MistakeKind("positions do not begin anew with each document",
+    "positions-packed": Mistake("positions do not begin anew with each document",
         "position_ids: begin anew with each document before the batch is dealt"),
-    "documents": MistakeKind("documents see each other: a rank does not get their boundaries",
+    "documents": Mistake("documents see each other: a rank does not get their boundaries",
         "cu_seqlens: the boundaries of the whole sequence, the same on every rank"),
-    "batch": MistakeKind("rows of the batch see each other on ranks only, or in one process only",
+    "batch": Mistake("rows of the batch see each other on ranks only, or in one process only",
         "dimension 0 of what is communicated: whose row of the batch does each rank read"),
-    "order": MistakeKind("rows stand in another order than the target's shard() says",
+    "order": Mistake("rows stand in another order than the target's shard() says",
         "the partition: shard() and the attention have to name the same one"),
-    "rows-lost": MistakeKind("a token is on no rank, or on several",
+    "rows-lost": Mistake("a token is on no rank, or on several",
         "shard(): each token belongs on one rank, padding on any"),
-    "future": MistakeKind("tokens see later ones: the causal mask is that of local rows",
+    "future": Mistake("tokens see later ones: the causal mask is that of local rows",
         "causal: it holds for places in the whole sequence, not for rows of a shard"),
-    "lost-keys": MistakeKind("tokens do not see keys that another rank holds: a hop is left out",
+    "lost-keys": Mistake("tokens do not see keys that another rank holds: a hop is left out",
         "the hops of the ring, and windows: which ranks' keys does this row see"),
-    "keys-twice": MistakeKind(
+    "keys-twice": Mistake(
         "some keys are counted several times: those of replicated tokens, or of a hop that is "
         "merged twice",
         "tokens that several ranks hold, and hops that are merged twice"),
-    "local": MistakeKind(
+    "local": Mistake(
         "the first layer that differs sees its own token only: its positions, its weights or what "
         "comes into it are others on that rank",
         "what this layer computes of a token, and the part of the batch that it reads"),
-    "precision": MistakeKind(
+    "precision": Mistake(
         "the difference is as small as what bfloat16 rounds off: keys or values travel in a lower "
         "precision",
         "the dtype of what is communicated, and of what hops are merged in"),
-    "attention": MistakeKind(
+    "attention": Mistake(
         "each row depends on the right tokens, but not as in one process: another scale, positions "
         "that are off, keys or values of another head or layer, or a layer that sees its own shard",
         "this layer's scale, its rotary positions, its merge of hops, and which keys and values it "
         "gets from other ranks"),
-    "not-finite": MistakeKind(
-        "a result is not finite: rows that see no key, or a mean over nothing",
+    "not-finite": Mistake("a result is not finite: rows that see no key, or a mean over nothing",
         "rows that see no key, and padding, whose maximum is -inf; counts that may be 0"),
-    "no-labels": MistakeKind(
+    "no-labels": Mistake(
         "the loss of a rank without labels is not finite: it is a mean over nothing",
         "the loss: a rank without labels adds 0, and divides by the labels of all ranks"),
-    "mean-of-means": MistakeKind(
+    "mean-of-means": Mistake(
         "the loss is the mean of the ranks' means, which weighs tokens by the number of labels on "
         "their rank",
         "the loss: divide by the labels of all ranks, as sharded_cross_entropy does"),
-    "labels-in-shards": MistakeKind(
+    "labels-in-shards": Mistake(
         "labels are shifted within each shard: the label of its last row is lost",
         "labels: shift them before the batch is dealt"),
-    "labels-rolled": MistakeKind(
+    "labels-rolled": Mistake(
         "labels are rolled within each shard: its last row predicts its first token",
         "labels: shift them before the batch is dealt"),
-    "labels-documents": MistakeKind(
-        "the last token of a document predicts the first one of the next",
+    "labels-documents": Mistake("the last token of a document predicts the first one of the next",
         "labels: the last token of a document has none"),
-    "divided": MistakeKind("it is divided by the number of ranks once too often",
+    "divided": Mistake("it is divided by the number of ranks once too often",
         "gradients and losses: which of DDP, FSDP and the loss divides by the ranks"),
-    "multiplied": MistakeKind(
+    "multiplied": Mistake(
         "it is multiplied by the number of ranks: summed where it should be averaged",
         "gradients and losses: which of DDP, FSDP and the loss sums over the ranks"),
-    "padding-counted": MistakeKind("ignored or padded tokens are counted",
+    "padding-counted": Mistake("ignored or padded tokens are counted",
         "labels of padding: -100, and not counted"),
-    "padding-seen": MistakeKind("rows that fill up a shard are seen as keys",
+    "padding-seen": Mistake("rows that fill up a shard are seen as keys",
         "the mask: rows of padding are keys of nobody"),
-    "labels-ahead": MistakeKind(
-        "labels further ahead than the next one are shifted within each shard",
+    "labels-ahead": Mistake("labels further ahead than the next one are shifted within each shard",
         "labels two or more ahead: shift them before the batch is dealt"),
-    "rest-divided": MistakeKind(
+    "rest-divided": Mistake(
         "what the loss has beside cross entropy of the next token is divided by the number of "
         "ranks once too often",
         "the loss beside cross entropy: which parts does the loss divide by the ranks"),
-    "rest-multiplied": MistakeKind(
+    "rest-multiplied": Mistake(
         "what the loss has beside cross entropy of the next token is summed over ranks where it "
         "should be averaged",
         "the loss beside cross entropy: average it over ranks, as the rest is"),
-    "router-loss": MistakeKind(
+    "router-loss": Mistake(
         "each rank has the router's loss of its own tokens: the mean of those is not that of all "
         "tokens",
         "the router's loss: sum the load of experts over ranks before it is multiplied"),
-    "loss": MistakeKind("the loss is another one than that of one process",
+    "loss": Mistake("the loss is another one than that of one process",
         "LOSS and step(): what the ranks' losses are, parts of a sum or of a mean"),
-    "not-reduced": MistakeKind(
+    "not-reduced": Mistake(
         "each rank has the gradient of its own rows: nothing sums them over the ring",
         "the reduction of gradients over the ranks of the ring, not only over data"),
-    "backward": MistakeKind(
+    "backward": Mistake(
         "the forward is right, and gradients are from there down not: backward, attention uses "
         "other keys and values than forward, or those of other ranks get no gradient",
         "the backward of attention: the keys and values that it reads, and the gradients that it "
         "sends to the ranks that hold them"),
-    "gradient": MistakeKind("the gradient is another one than that of one process",
+    "gradient": Mistake("the gradient is another one than that of one process",
         "the backward of the layer that is named, and what it communicates"),
-    "norm": MistakeKind("the norm of the gradients is not that of the whole gradient",
+    "norm": Mistake("the norm of the gradients is not that of the whole gradient",
         "clipping: it takes the norm after the reduction, over all ranks' shards"),
-    "fails": MistakeKind(
-        "an error of some ranks only: in a training the others wait for them for ever",
+    "fails": Mistake("an error of some ranks only: in a training the others wait for them for ever",
         "the traceback below"),
-    "hangs": MistakeKind("ranks wait for ever, or not for each other",
+    "hangs": Mistake("ranks wait for ever, or not for each other",
         "the stacks below: a collective that not every rank calls, or in another order"),
-    "dropout-equal": MistakeKind("ranks draw the same numbers for different tokens",
+    "dropout-equal": Mistake("ranks draw the same numbers for different tokens",
         "the seed of dropout: another one on each rank"),
-    "step": MistakeKind("a step of training changes other numbers, or by another amount",
+    "step": Mistake("a step of training changes other numbers, or by another amount",
         "the optimizer's parameters: those with gradients of all ranks, each once"),
-    "resume": MistakeKind(
-        "the state of the training is saved or loaded in part, or is another rank's",
+    "resume": Mistake("the state of the training is saved or loaded in part, or is another rank's",
         "what is saved: the model, the optimizer and its moments, of each rank its own"),
-    "generation": MistakeKind(
-        "new tokens have other positions, or do not see all tokens before them",
+    "generation": Mistake("new tokens have other positions, or do not see all tokens before them",
         "position_ids of new tokens: places in the whole sequence, and the cached keys of all "
         "ranks"),
-    "follows": MistakeKind("it may follow from what an earlier probe shows",
+    "follows": Mistake("it may follow from what an earlier probe shows",
         "that finding first"),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringray.verification import batches
 from ringray.verification.batches import BatchSizes
-from ringray.verification.compare import Comparison
+from ringray.verification.compare import BatchComparison
 from ringray.verification.observation import COLUMNS
 from ringray.verification.verdict import MISTAKES, Finding
 from ringray.verification.world import FailedRank, Refused, World
@@ -42,17 +42,17 @@ class Evidence:
         return BatchSizes(vocabulary, constants["BATCH"], tokens)
 
     @cached_property
-    def plain(self) -> Comparison:
+    def plain(self) -> BatchComparison:
         """Returns the comparison of whole sequences."""
-        return Comparison(self.world, batches.plain(self.sizes))
+        return BatchComparison(self.world, batches.plain(self.sizes))
 
     @cached_property
-    def packed(self) -> Comparison:
+    def packed(self) -> BatchComparison:
         """Returns the comparison of packed documents: in one row, unless ranks get whole rows."""
         rows = 1 if self.plain.shared else self.sizes.rows
-        return Comparison(self.world, batches.packed(self.sizes, rows))
+        return BatchComparison(self.world, batches.packed(self.sizes, rows))
 
-    def cases(self, probe: str) -> Iterator[Comparison]:
+    def cases(self, probe: str) -> Iterator[BatchComparison]:
         """Generates the comparison of whole sequences, and that of packed documents if there is
         one; the probe of documents says why there is none."""
         yield self.plain

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ringray.verification import batches, mistakes
-from ringray.verification.compare import Comparison, relative
+from ringray.verification.compare import BatchComparison, relative
 from ringray.verification.probes.evidence import Evidence, Skip
 
 # Kinds of mistakes that are made at the edges of shards.
@@ -43,7 +43,7 @@ def uneven(evidence: Evidence) -> None:
     _check(evidence.plain)
     rows = evidence.plain.ranks[0].rows
     for batch in batches.uneven(evidence.sizes), batches.labelled(evidence.plain.batch, rows):
-        compare(evidence, "uneven", Comparison(evidence.world, batch), after=("uneven",))
+        compare(evidence, "uneven", BatchComparison(evidence.world, batch), after=("uneven",))
 
 
 def labels(evidence: Evidence) -> None:
@@ -61,7 +61,9 @@ def labels(evidence: Evidence) -> None:
             return
 
 
-def compare(evidence: Evidence, probe: str, case: Comparison, after: tuple[str, ...] = ()) -> None:
+def compare(
+    evidence: Evidence, probe: str, case: BatchComparison, after: tuple[str, ...] = ()
+) -> None:
     """Compares the losses of a batch."""
     _check(case)
     if case.loss_error <= case.allowed_loss:
@@ -85,7 +87,7 @@ def gradients(evidence: Evidence) -> None:
     compare_gradients(evidence, "gradients", evidence.plain)
 
 
-def compare_gradients(evidence: Evidence, probe: str, case: Comparison) -> None:
+def compare_gradients(evidence: Evidence, probe: str, case: BatchComparison) -> None:
     """Compares the gradients of a batch."""
     allowed = case.allowed_gradient
     worst = [max(case.gradient_errors(rank).values(), default=0.0) for rank in case.ranks]
@@ -121,6 +123,6 @@ def norm(evidence: Evidence) -> None:
             return
 
 
-def _check(case: Comparison) -> None:
+def _check(case: BatchComparison) -> None:
     if not case.has_loss:
         raise Skip("the target returns no loss")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ringray.verification import batches, mistakes
-from ringray.verification.compare import Comparison, relative, whole
+from ringray.verification.compare import BatchComparison, relative, whole
 from ringray.verification.dependence import wrong_dependence
 from ringray.verification.probes import losses
 from ringray.verification.probes.evidence import Evidence, Skip
@@ -45,7 +45,7 @@ def positions(evidence: Evidence) -> None:
         raise Skip("the model does not say how many positions it has")
     batch = batches.plain(evidence.sizes)
     batch["position_ids"] = batch["position_ids"] + last - evidence.sizes.tokens
-    compare(evidence, "positions", Comparison(evidence.world, batch, backward=False))
+    compare(evidence, "positions", BatchComparison(evidence.world, batch, backward=False))
 
 
 def padding(evidence: Evidence) -> None:
@@ -53,7 +53,7 @@ def padding(evidence: Evidence) -> None:
     tokens that rows of padding hold."""
     if evidence.world.facts["constants"]["UNIT"] > 1:
         raise Skip("it takes multiples only")
-    case = Comparison(evidence.world, batches.padded(evidence.sizes))
+    case = BatchComparison(evidence.world, batches.padded(evidence.sizes))
     seen = any((rank.rows < 0).any() for rank in case.ranks) and _reaches(evidence, case)
     before = len(evidence.findings)
     compare(evidence, "padding", case, "padding-seen" if seen else "")
@@ -63,7 +63,7 @@ def padding(evidence: Evidence) -> None:
             of_loss(evidence, "padding", case)
 
 
-def _reaches(evidence: Evidence, case: Comparison) -> bool:
+def _reaches(evidence: Evidence, case: BatchComparison) -> bool:
     """Tells whether logits depend on the tokens of padding."""
     token = evidence.sizes.vocabulary - 1
     ranks = evidence.world.together(case.batch, padding=token)
@@ -71,7 +71,7 @@ def _reaches(evidence: Evidence, case: Comparison) -> bool:
     return bool(np.isfinite(change) and change > case.allowed)
 
 
-def compare(evidence: Evidence, probe: str, case: Comparison, kind: str = "") -> None:
+def compare(evidence: Evidence, probe: str, case: BatchComparison, kind: str = "") -> None:
     """Compares where rows are and what their logits are; ``kind`` of mistake, if known."""
     if not case.has_logits:
         raise Skip("the target returns no logits")
