@@ -93,11 +93,11 @@ def compare_gradients(evidence: Evidence, probe: str, case: BatchComparison) -> 
     worst = [max(case.gradient_errors(rank).values(), default=0.0) for rank in case.ranks]
     if max(worst) <= allowed:
         return
-    rank = int(np.argmax(worst))
+    rank, wrong = int(np.argmax(worst)), [i for i, x in enumerate(worst) if not x <= allowed]
     kind, name = mistakes.of_gradients(case, rank)
     what = (
-        f"gradients on rank {rank} differ by up to {max(worst):.1e}, allowed {allowed:.1e}; "
-        f"backward, {name} is the first of them"
+        f"gradients on rank {', '.join(map(str, wrong))} differ by up to {max(worst):.1e}, "
+        f"allowed {allowed:.1e}; backward, {name} is the first of them"
     )
     facts: dict[str, Any] = {"rank": rank, "layer": name, "error": max(worst)}
     evidence.finding(probe, kind, what, allowed=allowed, **facts)
