@@ -181,7 +181,7 @@ class RingCallback(TrainerCallback):
         comm = connect(None)
         with refusing(comm):
             if self.trainer is not None:
-                raise ValueError("RingCallback: it has a trainer, expected one for each trainer")
+                raise ValueError("RingCallback: another trainer has it, expected one for each")
             trainer = _constructed()
             _refuse_options(trainer, comm.world_size)
             transformers_model(trainer.model)
