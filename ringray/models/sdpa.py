@@ -288,8 +288,10 @@ class _Router(TorchFunctionMode):
         with self._refusing():
             _check(call)
         options = self.arguments | {
-            "causal": call.is_causal, "scale": call.scale, "dropout_p": call.dropout_p,
-        }  # fmt: skip
+            "causal": call.is_causal,
+            "scale": call.scale,
+            "dropout_p": call.dropout_p,
+        }
         out = cast("Tensor", ring_attention(*call[:3], **options))
         return cast("Tensor", _Marked.apply(out)) if out.requires_grad else out
 

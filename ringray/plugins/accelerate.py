@@ -78,9 +78,12 @@ class _Blocks:
         """Routes attention; in place of ``Accelerator.maybe_context_parallel``."""
         # A label of padding would count: without ``pad_values`` there is no padding.
         options = {
-            "buffers": buffers or (), "buffer_seq_dims": buffer_seq_dims or (),
-            "no_restore_buffers": no_restore_buffers or (), "pad_values": None, **self.options,
-        }  # fmt: skip
+            "buffers": buffers or (),
+            "buffer_seq_dims": buffer_seq_dims or (),
+            "no_restore_buffers": no_restore_buffers or (),
+            "pad_values": None,
+            **self.options,
+        }
         with context_parallel(self.group, **options):
             self.inside = True
             try:

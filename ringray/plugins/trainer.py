@@ -168,9 +168,11 @@ class RingCallback(TrainerCallback):
     ) -> None:
         self.size = ring_size
         self.options: dict[str, Any] = {
-            "partition": partition, "transport": transport, "backend": backend,
+            "partition": partition,
+            "transport": transport,
+            "backend": backend,
             "group": None,  # of this rank's ring
-        }  # fmt: skip
+        }
         self.trainer: Any = None  # whose ranks form the rings
         self.mesh: Any = None
         self.replicas: Any = None  # of the ranks with its place in their rings
@@ -222,9 +224,14 @@ class RingCallback(TrainerCallback):
             agree(connect(None), AgreedCall("training", **plan, steps=state.max_steps))
 
     def _evaluation_loop(
-        self, loop: Any, loader: Any, description: str, prediction_loss_only: bool | None = None,
-        *args: Any, **more: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        loop: Any,
+        loader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        *args: Any,
+        **more: Any,
+    ) -> Any:
         """Compares what decides the calls of an evaluation, and runs it by the trainer's code."""
         only = prediction_loss_only
         only = self.trainer.args.prediction_loss_only if only is None else only
@@ -259,9 +266,14 @@ class RingCallback(TrainerCallback):
         return loss(model, inputs, *args, **kwargs)
 
     def _prediction_step(
-        self, step: Any, model: Any, inputs: Any, prediction_loss_only: bool, *args: Any,
+        self,
+        step: Any,
+        model: Any,
+        inputs: Any,
+        prediction_loss_only: bool,
+        *args: Any,
         **more: Any,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Evaluates by the trainer's own code, from whole outputs."""
         state = self.accelerator.gradient_state
         last = state.end_of_dataloader and state.remainder == -1  # of a stream
@@ -274,9 +286,14 @@ class RingCallback(TrainerCallback):
         return out
 
     def _generate(
-        self, generate: Any, input_ids: Tensor, *, max_length: int | None = None,
-        labels: Any = None, **options: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        generate: Any,
+        input_ids: Tensor,
+        *,
+        max_length: int | None = None,
+        labels: Any = None,
+        **options: Any,
+    ) -> Any:
         """Generates with the cache of a ring, for ``predict_with_generate``."""
         if "past_key_values" in options:  # ``hf.generate`` itself calls
             return generate(input_ids, **options)
@@ -300,12 +317,13 @@ def _length(loader: Any) -> int | None:
 def _compare(args: Any) -> None:
     """Raises ValueError, on every rank, if arguments of the trainer differ between ranks."""
     values = {
-        name: value if isinstance(value, int)
+        name: value
+        if isinstance(value, int)
         # Objects by their type: their address is this rank's.
         else json.dumps(value, default=lambda x: type(x).__name__)
         for name, value in args.to_dict().items()
         if not _OWN.match(name)
-    }  # fmt: skip
+    }
     names = [*values]
     for first in range(0, len(names), 32):  # more are more than an agreement tells apart
         some = {name: values[name] for name in names[first : first + 32]}

@@ -26,9 +26,14 @@ _NO_LOSS = (
 )
 # What models call the arguments of their forward; docs/verify.md has the list.
 _SYNONYMS = {
-    "tokens": "input_ids", "ids": "input_ids", "x": "input_ids", "positions": "position_ids",
-    "pos": "position_ids", "cu_seq_lens": "cu_seqlens", "targets": "shift_labels",
-}  # fmt: skip
+    "tokens": "input_ids",
+    "ids": "input_ids",
+    "x": "input_ids",
+    "positions": "position_ids",
+    "pos": "position_ids",
+    "cu_seq_lens": "cu_seqlens",
+    "targets": "shift_labels",
+}
 
 
 def prepare(model: nn.Module) -> nn.Module:

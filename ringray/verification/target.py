@@ -39,8 +39,12 @@ FUNCTIONS = (
 LEAST_VOCABULARY = 4  # tokens, so that another one can stand in the place of each
 # Constants -> the choices, or the least integer.
 CONSTANTS: dict[str, tuple[str, ...] | int] = {
-    "LOSS": ("mean", "sum"), "UNIT": 1, "BATCH": 1, "VOCABULARY": LEAST_VOCABULARY, "SEQ_LEN": 8,
-}  # fmt: skip
+    "LOSS": ("mean", "sum"),
+    "UNIT": 1,
+    "BATCH": 1,
+    "VOCABULARY": LEAST_VOCABULARY,
+    "SEQ_LEN": 8,
+}
 _NEAR = 0.81  # of a misspelling to a known name; below are names that helpers have
 
 

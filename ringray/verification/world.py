@@ -195,9 +195,12 @@ class World:
         return [answers[rank][1] for rank in asked]
 
     def _fail(
-        self, request: str, children: list[_Started], answers: dict[int, tuple[Any, ...]],
+        self,
+        request: str,
+        children: list[_Started],
+        answers: dict[int, tuple[Any, ...]],
         limit: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raises the error of processes that failed."""
         failed = {rank: answer for rank, answer in answers.items() if answer[0] != "ok"}
         sizes = ""
@@ -274,11 +277,16 @@ class World:
         place, size = (0, 1) if rank == ALONE else (rank, self.ranks)
         outer = {x: y for x, y in os.environ.items() if not x.startswith("TORCHELASTIC_")}
         environment = {
-            **outer, INSIDE: "1", "OMP_NUM_THREADS": "1",
-            "RANK": f"{place}", "LOCAL_RANK": f"{place}",
-            "WORLD_SIZE": f"{size}", "LOCAL_WORLD_SIZE": f"{size}",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}",
-        }  # fmt: skip
+            **outer,
+            INSIDE: "1",
+            "OMP_NUM_THREADS": "1",
+            "RANK": f"{place}",
+            "LOCAL_RANK": f"{place}",
+            "WORLD_SIZE": f"{size}",
+            "LOCAL_WORLD_SIZE": f"{size}",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": f"{port}",
+        }
         here, there = Pipe()
         log = tempfile.TemporaryFile()  # noqa: SIM115, until _end
         paths = [x for x in sys.path if x]  # "" is the current folder, and hides what is behind it
@@ -288,9 +296,14 @@ class World:
         ]  # fmt: skip
         # A session of its own: Ctrl-C is the parent's, and what the target starts ends with it.
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            pass_fds=[there.fileno()], start_new_session=True,
-        )  # fmt: skip
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[there.fileno()],
+            start_new_session=True,
+        )
         there.close()  # so that the end of the process ends the connection
         return _Started(rank, process, log, here)
 

@@ -11,9 +11,13 @@ from tests.support.exhaustive import exhaustive
 from tests.support.ranks import on_ring
 
 EVERY = (
-    checks.is_exact, checks.every_dtype, checks.fills_are_kept, checks.gradients_have_gradients,
-    checks.labels_two_tokens_on, checks.is_compiled,
-)  # fmt: skip
+    checks.is_exact,
+    checks.every_dtype,
+    checks.fills_are_kept,
+    checks.gradients_have_gradients,
+    checks.labels_two_tokens_on,
+    checks.is_compiled,
+)
 
 
 @pytest.mark.parametrize("size", [3, *exhaustive(1, 2)])

@@ -25,9 +25,12 @@ def losses(*groups: str) -> dict[str, list[float]]:
     """Losses of a Trainer in processes of their own: it changes what is global in its process."""
     paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), *groups], capture_output=True, text=True, check=False,
+        [sys.executable, str(PROGRAM), *groups],
+        capture_output=True,
+        text=True,
+        check=False,
         env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     by_case: dict[str, list[float]] = {}
     for printed in re.findall("losses: (.*)", done.stdout):

@@ -57,7 +57,12 @@ class UlyssesSPAttentionHF:
         begins = (torch.cat(parts, 1)[0] == 0).nonzero()[:, 0]
         ends = [*begins.tolist(), query.shape[2] * len(parts)]
         out = ringray.ring_attention(
-            query, key, value, scale=scaling, cu_seqlens=ends, partition="contiguous",
+            query,
+            key,
+            value,
+            scale=scaling,
+            cu_seqlens=ends,
+            partition="contiguous",
             transport="ulysses",
-        )  # fmt: skip
+        )
         return out.transpose(1, 2), None

@@ -27,8 +27,11 @@ def norms_are_whole(degrees: Degrees, rank: int, size: int) -> None:
     stage = mesh.place("pp")
     shards, both = mesh.shards, mesh.whole["cp", "tp"]
     places: list[Any] = [
-        (None, None), (shards, [Shard(0)]), (shards, [Replicate()]), (both, [Shard(0), Shard(1)]),
-    ]  # fmt: skip
+        (None, None),
+        (shards, [Shard(0)]),
+        (shards, [Replicate()]),
+        (both, [Shard(0), Shard(1)]),
+    ]
     parameters, total = [nn.Parameter(torch.zeros(3))], 0.0
     for every_stage in range(degrees.pp):
         for number, (device_mesh, how) in enumerate(places):

@@ -132,8 +132,9 @@ def _scores_mask(part: dict[str, Tensor], every: Tensor, owners: Tensor | None) 
     if Planting.bug == "far" and rank == 1:
         seen &= (mine[:, None] < 2 * _BLOCK) | (every >= _BLOCK)
     if "cu_seqlens" in part and Planting.bug != "leak":
-        mine, of_key = (torch.searchsorted(part["cu_seqlens"].long(), x, right=True)
-                        for x in (mine, every))  # fmt: skip
+        mine, of_key = (
+            torch.searchsorted(part["cu_seqlens"].long(), x, right=True) for x in (mine, every)
+        )
         seen &= mine[:, None] == of_key
     return seen if Planting.bug == "padding_seen" else seen & (every >= 0)
 

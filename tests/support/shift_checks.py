@@ -27,10 +27,12 @@ def sources(by: int, cuts: Cuts | None) -> list[list[int | None]]:
     table: list[list[int | None]] = []
     for bounds in rows:
         document = [sum(p >= end for end in bounds) for p in range(SEQ_LEN)]  # type: ignore[union-attr]
-        table.append([
-            p + by if 0 <= p + by < SEQ_LEN and document[p] == document[p + by] else None
-            for p in range(SEQ_LEN)
-        ])  # fmt: skip
+        table.append(
+            [
+                p + by if 0 <= p + by < SEQ_LEN and document[p] == document[p + by] else None
+                for p in range(SEQ_LEN)
+            ]
+        )
     return table
 
 
@@ -97,9 +99,14 @@ def is_exact(rank: int, size: int) -> None:
 def every_dtype(rank: int, size: int) -> None:
     """Labels, masks and 8-bit numbers; the sequence in any dimension, views, remembered lengths."""
     for dtype in (
-        torch.int64, torch.int16, torch.uint8, torch.bool, torch.bfloat16, torch.float16,
+        torch.int64,
+        torch.int16,
+        torch.uint8,
+        torch.bool,
+        torch.bfloat16,
+        torch.float16,
         torch.float8_e4m3fn,
-    ):  # fmt: skip
+    ):
         whole = torch.arange(3 * SEQ_LEN).reshape(3, SEQ_LEN).remainder(7).to(dtype)
         mine = ringray.shard(whole, dim=-1, partition="striped")
         out = ringray.shift(mine, 2, dim=-1, partition="striped", fill=1)
@@ -116,8 +123,10 @@ def fills_are_kept(rank: int, size: int) -> None:
     whole = torch.arange(SEQ_LEN)[None]
     last = ringray.local_positions("zigzag", SEQ_LEN, size, rank) >= SEQ_LEN - 1
     for dtype, fill in (
-        (torch.int64, 2**53 + 1), (torch.complex64, 1j), (torch.float32, 0 if rank else 0.0),
-    ):  # fmt: skip
+        (torch.int64, 2**53 + 1),
+        (torch.complex64, 1j),
+        (torch.float32, 0 if rank else 0.0),
+    ):
         mine = ringray.shard(whole.to(dtype), dim=1, pad_value=fill)
         for by, rows in ((1, last), (2**70, slice(None)), (-(2**70), slice(None))):
             out = ringray.shift(mine, by, dim=1, fill=fill)

@@ -134,9 +134,12 @@ def losses(case: str) -> list[float]:
     config.loss = CrossEntropyLoss.Config()
     config.tokenizer, config.dataloader = Words.Config(), Documents.Config()
     config.training = TrainingConfig(
-        local_batch_size=BATCH, seq_len=SEQ_LEN, steps=50, disable_cuda_graphs=True,
+        local_batch_size=BATCH,
+        seq_len=SEQ_LEN,
+        steps=50,
+        disable_cuda_graphs=True,
         mixed_precision_param="float32",
-    )  # fmt: skip
+    )
     config.parallelism = ParallelismConfig(
         context_parallel_degree=int(os.environ["WORLD_SIZE"]),
         spmd_backend="spmd_types" if kind == "plain" else kind,
@@ -168,10 +171,15 @@ def losses(case: str) -> list[float]:
 
 def run(rank: int, size: int, port: int, cases: list[str]) -> None:
     """Runs cases as one rank, which prints the losses if it is the first."""
-    os.environ.update({
-        "LOCAL_RANK": str(rank), "RANK": str(rank), "WORLD_SIZE": str(size),
-        "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
-    })  # fmt: skip
+    os.environ.update(
+        {
+            "LOCAL_RANK": str(rank),
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(port),
+        }
+    )
     by_case = {case: losses(case) for case in cases}
     if rank == 0:
         print("losses:", json.dumps(by_case), flush=True)

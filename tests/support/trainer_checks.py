@@ -369,11 +369,15 @@ def refused(rank: int, size: int) -> None:
             trainer(RingCallback(), neftune_noise_alpha=5.0 if rank else None)
         disagreed = "ranks disagree about the problem: {}: .* here .rank {}".format
         other_options: dict[str, tuple[Any, Any]] = {
-            "learning_rate": (1e-2, 1e-3), "max_grad_norm": (1.0, 2.0),
+            "learning_rate": (1e-2, 1e-3),
+            "max_grad_norm": (1.0, 2.0),
             "optim": ("sgd", "adafactor"),
-            "weight_decay": (0.0, 0.1), "gradient_accumulation_steps": (1, 2), "seed": (1, 2),
-            "per_device_eval_batch_size": (3, 4), "lr_scheduler_kwargs": ({"a": 1}, {"a": 2}),
-        }  # fmt: skip
+            "weight_decay": (0.0, 0.1),
+            "gradient_accumulation_steps": (1, 2),
+            "seed": (1, 2),
+            "per_device_eval_batch_size": (3, 4),
+            "lr_scheduler_kwargs": ({"a": 1}, {"a": 2}),
+        }
         for name, values in other_options.items():
             with pytest.raises(ValueError, match=disagreed(name, rank)):
                 trainer(RingCallback(), **{name: values[rank]})

@@ -40,8 +40,9 @@ class Layer(nn.Module):
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
         self.norm, self.attention = nn.LayerNorm(HIDDEN), attention
-        self.mlp = nn.Sequential(nn.Linear(HIDDEN, 2 * HIDDEN), nn.GELU(),
-                                 nn.Linear(2 * HIDDEN, HIDDEN))  # fmt: skip
+        self.mlp = nn.Sequential(
+            nn.Linear(HIDDEN, 2 * HIDDEN), nn.GELU(), nn.Linear(2 * HIDDEN, HIDDEN)
+        )
 
     def forward(self, x: Tensor, **where: Any) -> Tensor:
         x = x + self.attention(self.norm(x), **where)

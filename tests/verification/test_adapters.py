@@ -36,7 +36,7 @@ SKIPPED = {
     "hf-ulysses": {"padding": "ValueError: a batch of 47 tokens: expected a multiple of 2 ranks"},
     "ddp": {"documents": NO_BOUNDARIES},
     "fsdp": {"documents": NO_BOUNDARIES},
-}  # fmt: skip
+}
 # Probes of what layouts and models change; each adapter runs all of them once.
 OF_LAYOUTS = "logits", "documents", "loss", "gradients", "norm", "padding"
 # Probes of what not every model has.
@@ -51,8 +51,11 @@ RUN = {
     "ddp": ("sdpa", "batched"),
     "fsdp": ("sdpa", "batched"),
 }
-NOT_HERE = {name for name, package in (("hf-ulysses", "deepspeed"), ("accelerate", "accelerate"))
-            if importlib.util.find_spec(package) is None}  # fmt: skip
+NOT_HERE = {
+    name
+    for name, package in (("hf-ulysses", "deepspeed"), ("accelerate", "accelerate"))
+    if importlib.util.find_spec(package) is None
+}
 
 
 def run(model: str, adapter: str, *probes: str) -> Verdict:

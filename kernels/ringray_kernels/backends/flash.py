@@ -47,8 +47,11 @@ _OF_4 = (9, 10, 11)
 _HUB = "kernels-community/flash-attn"
 # Arguments that version 2 has no defaults for.
 _UNUSED: dict[str, Any] = {
-    "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None,
-}  # fmt: skip
+    "window_size_left": -1,
+    "window_size_right": -1,
+    "softcap": 0.0,
+    "alibi_slopes": None,
+}
 
 
 class Flash:

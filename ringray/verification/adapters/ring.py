@@ -98,9 +98,12 @@ class RingAdapter:
         if not self.seq_len or defaults.is_transformers(self.model) or _attention_of(self.model):
             return nullcontext()
         return context_parallel(
-            group=self.group, partition=self.dealt, transport=self.transport,
-            seq_len=self.seq_len, cu_seqlens=self.documents,
-        )  # fmt: skip
+            group=self.group,
+            partition=self.dealt,
+            transport=self.transport,
+            seq_len=self.seq_len,
+            cu_seqlens=self.documents,
+        )
 
     def step(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
         """Runs a forward; a ``Decoder`` computes its loss itself, without logits of all rows."""
@@ -136,9 +139,14 @@ class RingAdapter:
         # No token ends a text, so that all of them are compared.
         options: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
         tokens: Tensor = huggingface.generate(
-            model, input_ids, max_new_tokens=new, group=self.group, partition=self.partition,
-            transport=self.transport, **options,
-        )  # fmt: skip
+            model,
+            input_ids,
+            max_new_tokens=new,
+            group=self.group,
+            partition=self.partition,
+            transport=self.transport,
+            **options,
+        )
         return tokens
 
     def _alone(self, model: nn.Module, batch: dict[str, Any]) -> dict[str, Any]:
