@@ -230,7 +230,7 @@ class RingCallback(TrainerCallback):
         description: str,
         prediction_loss_only: bool | None = None,
         *args: Any,
-        **more: Any,
+        **kwargs: Any,
     ) -> Any:
         """Compares what decides the calls of an evaluation, and runs it by the trainer's code."""
         only = prediction_loss_only
@@ -238,7 +238,7 @@ class RingCallback(TrainerCallback):
         with refusing(connect(None)):
             plan = {"batches": _length(loader), "prediction_loss_only": only}
             agree(connect(None), AgreedCall(description, **plan))
-        return loop(loader, description, only, *args, **more)
+        return loop(loader, description, only, *args, **kwargs)
 
     def _prepare_data_loader(self, prepare: Any, *args: Any, **kwargs: Any) -> Any:
         """Deals batches to rings: Accelerate does by its mesh, which nothing else should see."""
@@ -272,7 +272,7 @@ class RingCallback(TrainerCallback):
         inputs: Any,
         prediction_loss_only: bool,
         *args: Any,
-        **more: Any,
+        **kwargs: Any,
     ) -> Any:
         """Evaluates by the trainer's own code, from whole outputs."""
         state = self.accelerator.gradient_state
@@ -281,7 +281,7 @@ class RingCallback(TrainerCallback):
         if last and connect(self.replicas).world_size == 1:
             state.active_dataloader.remainder = find_batch_size(inputs)
         self.predicting = not prediction_loss_only
-        out = step(_WholeModel(model, self), inputs, prediction_loss_only, *args, **more)
+        out = step(_WholeModel(model, self), inputs, prediction_loss_only, *args, **kwargs)
         self.predicting = False
         return out
 

@@ -127,10 +127,10 @@ def load(text: str, adapter: str | None = None, *, alone: bool = False) -> Simpl
             f"{', '.join(_functions(module)) or 'none'}"
         )
     for layer in layers:
-        for known in (*FUNCTIONS, *CONSTANTS):
-            value = getattr(layer, known, None)
-            if callable(value) or (known in CONSTANTS and value is not None):
-                setattr(target, known, value)
+        for attribute in (*FUNCTIONS, *CONSTANTS):
+            value = getattr(layer, attribute, None)
+            if callable(value) or (attribute in CONSTANTS and value is not None):
+                setattr(target, attribute, value)
     defaults.loss_is = target.LOSS
     if alone:
         target.build = getattr(target, "reference", target.build)

@@ -10,6 +10,7 @@ import pytest
 
 from ringray.plugins.trainer import RingCallback
 from tests.support import trainer_checks as checks
+from tests.support import trainer_refusals
 from tests.support.ranks import on_ring
 
 
@@ -26,7 +27,7 @@ def test_checkpoints_metrics_and_generation() -> None:
 
 
 def test_what_is_refused() -> None:
-    on_ring(2, (checks.refused, checks.short))
+    on_ring(2, (trainer_refusals.refused, checks.short))
 
 
 def test_streams() -> None:
