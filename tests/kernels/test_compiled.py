@@ -148,7 +148,7 @@ SLOPES = [Case("sm_90", kernel, 64, bias=(1, 2)) for kernel in ("forward", "dkv"
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, dict[str, Any]]:
-    """The records of all quick cases, compiled together: it keeps each core busy."""
+    """Returns the records of all quick cases, compiled together: it keeps each core busy."""
     cases = [*of_hopper(), *DEFAULTS, *EIGHT_BITS, *SLOPES]
     lines = compiled(tmp_path_factory.mktemp("compiled"), cases)
     return dict(zip(cases, lines, strict=True))

@@ -232,7 +232,7 @@ def test_nothing_is_downloaded_for_an_error_message(packages: Any) -> None:
 
 
 def test_no_vendor_is_preferred_unmeasured() -> None:
-    """Which one is fastest differs: cuDNN's on Hopper only."""
+    """Holds that cuDNN's kernel, the fastest on Hopper only, comes last."""
     assert not {*GPU_ONLY} & {name for names in PREFERRED.values() for name in names}
 
 

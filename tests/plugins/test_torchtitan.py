@@ -54,7 +54,7 @@ def test_losses_are_those_of_its_own_attention_in_one_process() -> None:
 
 
 def parallelized(config: Any, **overrides: Any) -> None:
-    """What the Trainer does before its first step, so far as the ring is concerned."""
+    """Does what the Trainer does before its first step, so far as the ring is concerned."""
     with torch.device("meta"):
         model = config.model_spec.model.build()
     options = {"context_parallel_load_balancer": "headtail", **overrides}

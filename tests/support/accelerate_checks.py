@@ -92,7 +92,7 @@ def batch(step: int, seq_len: int = SEQ_LEN) -> dict[str, Tensor]:
 
 
 def losses(accelerated: Any, steps: int, seq_len: int = SEQ_LEN) -> list[float]:
-    """The loop of Accelerate's documentation."""
+    """Runs the loop of Accelerate's documentation."""
     model, optimizer = prepared(accelerated)
     means = []
     for step in range(steps):
@@ -131,7 +131,7 @@ def trains_alike(rank: int, size: int) -> None:
 
 
 def is_a_ring_of_one(rank: int, size: int) -> None:
-    """One process routes its attention, too."""
+    """Routes the attention of one process, too."""
     want = alone(3)
     with accelerator() as accelerated:
         use_ring(accelerated)

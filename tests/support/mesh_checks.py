@@ -29,7 +29,7 @@ def _attend(q: Tensor, group: Any) -> Tensor:
 
 
 def _step(model: Decoder, ids: Tensor, labels: Tensor, group: Any) -> Tensor:
-    """The global loss of a model whose modules attend by ``group``."""
+    """Returns the global loss of a model whose modules attend by ``group``."""
     mine = ringray.shard(ids, dim=1, group=group)
     targets = ringray.shard(labels, dim=1, group=group, pad_value=-100)
     return ringray.sharded_cross_entropy(model(mine, seq_len=SEQ_LEN), targets, group=group)
@@ -71,7 +71,7 @@ def of_a_model(rank: int, size: int) -> None:
 
 
 def is_compiled(rank: int, size: int) -> None:
-    """One graph takes meshes as it takes groups."""
+    """Compiles one graph, which takes meshes as it takes groups."""
     meshes, text = _meshes(size), Text()
     for name in ("cp", "dp"):
         mesh = meshes[name]

@@ -22,7 +22,7 @@ BY_ROW = ((0, 4, SEQ_LEN), (0, 11, 12, 30, SEQ_LEN))
 
 
 def sources(by: int, cuts: Cuts | None) -> list[list[int | None]]:
-    """The position whose row each position gets, in every batch row; None: the fill."""
+    """Returns the position whose row each position gets, in every batch row; None: the fill."""
     rows = cuts if cuts is not None and isinstance(cuts[0], tuple) else [cuts or (0, SEQ_LEN)] * 2
     table: list[list[int | None]] = []
     for bounds in rows:
@@ -37,7 +37,7 @@ def sources(by: int, cuts: Cuts | None) -> list[list[int | None]]:
 
 
 def shifted(x: Tensor, by: int, cuts: Cuts | None, fill: float) -> Tensor:
-    """The whole result for x (2, SEQ_LEN, ...), row by row."""
+    """Returns the whole result for x (2, SEQ_LEN, ...), row by row."""
     out = torch.full_like(x, fill)
     for batch, row in enumerate(sources(by, cuts)):
         for p, source in enumerate(row):
@@ -47,7 +47,7 @@ def shifted(x: Tensor, by: int, cuts: Cuts | None, fill: float) -> Tensor:
 
 
 def rows_sent(by: int, cuts: Cuts | None, partition: Any, rank: int, size: int) -> int:
-    """The rows of a rank that others need, counted one by one: of one batch row, or of both where
+    """Counts the rows of a rank that others need, one by one: of one batch row, or of both where
     each has documents of its own."""
     owner = {}
     for other in range(size):
@@ -149,7 +149,7 @@ def gradients_have_gradients(rank: int, size: int) -> None:
 
 
 def labels_two_tokens_on(rank: int, size: int) -> None:
-    """What a multi-token head needs is what one process cuts out."""
+    """Compares what a multi-token head needs with what one process cuts out."""
     ids = torch.randint(0, 99, (2, SEQ_LEN), generator=torch.Generator().manual_seed(1))
     partition = dealt(BALANCED, SEQ_LEN, cu_seqlens=CUTS)
     following = ringray.nn.next_token_labels(ids, CUTS)
@@ -164,7 +164,7 @@ def labels_two_tokens_on(rank: int, size: int) -> None:
 
 
 def is_compiled(rank: int, size: int) -> None:
-    """The bits of an eager call, in one graph that serves any deal."""
+    """Compares with the bits of an eager call, in one graph that serves any deal."""
 
     def call(x: Tensor, cu: Tensor, partition: Any) -> Tensor:
         out = ringray.shift(x, 3, dim=1, partition=partition, cu_seqlens=cu, fill=2)

@@ -127,7 +127,7 @@ def as_ever(model: Any) -> None:
 
 
 def losses(case: str) -> list[float]:
-    """What the Trainer logs of each step."""
+    """Returns what the Trainer logs of each step."""
     kind, _, steps = case.partition(":")
     config = llama3_debugmodel()
     config.model_spec.model.layers = config.model_spec.model.layers[:LAYERS]

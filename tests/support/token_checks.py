@@ -31,7 +31,7 @@ EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0}
 
 
 def problem() -> tuple[Tensor, Tensor, nn.Linear, Tensor]:
-    """Rows, labels, a head and a gradient of each row's number, in fp64."""
+    """Makes rows, labels, a head and a gradient of each row's number, in fp64."""
     torch.manual_seed(4)
     x = torch.randn(2, SEQ_LEN, HIDDEN, dtype=torch.float64) * 3
     labels = next_token_labels(torch.randint(0, VOCABULARY, (2, SEQ_LEN)), CUTS)
@@ -40,7 +40,7 @@ def problem() -> tuple[Tensor, Tensor, nn.Linear, Tensor]:
 
 
 def in_one_process(logits: Tensor, labels: Tensor, temperature: float) -> dict[str, Tensor]:
-    """The definitions, with all logits at once."""
+    """Computes the definitions, with all logits at once."""
     log_probs = torch.log_softmax(logits / temperature, -1)
     picked = log_probs.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
     return {
@@ -169,7 +169,7 @@ def counting(gather: Callable[..., Any], sizes: list[int]) -> Callable[..., Any]
 
 
 def rows_are_compiled(rank: int, size: int) -> None:
-    """One graph, with and without a group; autocast and half precision stay in fp32 behind it."""
+    """Compiles one graph, with and without a group; behind it all is in fp32."""
     x, labels, head, _ = problem()
     head.float()
 

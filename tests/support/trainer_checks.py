@@ -192,7 +192,7 @@ def like_one_process(steps: int, rank: int, size: int) -> None:
 
 
 def streamed(rank: int, size: int) -> None:
-    """Streams, whose length nobody knows: every rank of a ring reads all of one."""
+    """Trains on streams, whose length nobody knows: every rank of a ring reads all of one."""
     datasets = importlib.import_module("datasets")
     data = datasets.Dataset.from_list(rows(13)).with_format("torch")
     stream = data.to_iterable_dataset(num_shards=3)
@@ -325,7 +325,7 @@ def predictions(rank: int, size: int) -> None:
 
 
 def classified(rank: int, size: int) -> None:
-    """The loss of a head that pools the last token, which one rank holds."""
+    """Compares the loss of a head that pools the last token, which one rank holds."""
 
     def labelled(batch: Rows) -> dict[str, Tensor]:
         inputs = padded(batch)
@@ -344,6 +344,6 @@ def classified(rank: int, size: int) -> None:
 
 
 def short(rank: int, size: int) -> None:
-    """Fewer samples than ranks, and sequences of fewer tokens than a ring has chunks."""
+    """Trains on fewer samples than ranks, and on fewer tokens than a ring has chunks."""
     options = {"data": rows(1, 3, 3), "evaluated": 1, "max_steps": 2, "eval_strategy": "epoch"}
     like_alone(partial(trainer, **options), rank, size)

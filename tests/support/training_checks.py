@@ -325,7 +325,7 @@ class OfOtherGroup(Attends):
 
 
 def other_groups_are_refused(rank: int, size: int) -> None:
-    """All ranks, and as many as the mesh's ring has, but others of them."""
+    """Refuses all ranks, and as many as the mesh's ring has, but others of them."""
     mesh = meshes.make_mesh(dp=2)
     across = [dist.new_group([first, first + 2]) for first in range(2)][rank % 2]
     for group, ranks in ((None, "0, 1, 2, 3"), (across, "0, 2")):

@@ -122,7 +122,7 @@ class Operators:
         assert bias.stride(2) % 8 == bias.data_ptr() % 16 == 0
 
     def misread(self, out: Tensor) -> Tensor:
-        """The kernel takes rows of 16 bits for H * D elements apart."""
+        """Takes rows of 16 bits for H * D elements apart."""
         _, heads, rows, dim = out.shape
         assert out.data_ptr() % 16 == 0
         reach = out.stride(0) * (len(out) - 1) + out.stride(1) * (heads - 1)

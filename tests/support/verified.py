@@ -131,7 +131,7 @@ def decoder() -> nn.Module:
 
 
 def ringray_llama() -> nn.Module:
-    """A model that its user has put on our ring already."""
+    """Makes a model that its user has put on our ring already."""
     from ringray.models import huggingface
 
     return _family("llama", huggingface.NAME)

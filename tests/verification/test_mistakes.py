@@ -41,7 +41,7 @@ def scaled(batch: Batch) -> Array:
 
 
 def mixing(batch: Batch) -> Array:
-    """Rows of the batch see each other."""
+    """Mixes rows of the batch."""
     logits = leaking(batch)
     return logits + 0.1 * logits[::-1]
 
@@ -141,7 +141,7 @@ def local_mean(logits: Array, labels: Array) -> float:
     ("loss", "kind"), [(local_mean, "mean-of-means"), (mean_loss, "no-labels")]
 )
 def test_a_rank_without_labels_is_a_matter_of_labels(loss: Any, kind: str) -> None:
-    """Rows have as many labels each, so that means differ only where a rank has none."""
+    """Gives rows as many labels each, so that means differ only where a rank has none."""
     results, kinds = probed(StandIn(leaking, leaking, dim=0, loss=loss), "loss", "uneven")
     assert results == {"loss": "right", "uneven": "wrong"}
     assert kinds == [kind]
