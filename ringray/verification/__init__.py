@@ -82,6 +82,8 @@ def verify(
     try:
         with World(text, adapter, ranks=ranks, device=device, limit=limit) as world:
             evidence = Evidence(world)
+            if adapter is None and world.facts["own_shard"]:
+                verdict.adapter = "its own shard()"
             verdict.notes = list(filter(None, [evidence.plain.ranks[0].note]))
             for name, result in run_probes(evidence, PROBES if probes is None else probes):
                 verdict.probes[name] = result

@@ -74,8 +74,9 @@ def arguments(model: nn.Module, batch: dict[str, Any], **options: Any) -> dict[s
     needed = [x for x in parameters.values() if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
     if missing := [x.name for x in needed if x.default is x.empty and x.name not in taken]:
         raise TargetError(
-            f"{type(inner).__name__}.forward() needs {', '.join(missing)}, which this batch has "
-            f"not, expected {', '.join(batch)} or their synonyms: write step()"
+            f"{type(inner).__name__}.forward() needs {', '.join(missing)}, which are not passed: "
+            "docs/verify.md has the names that are (labels of the next token are shift_labels); "
+            "write step()"
         )
     return taken
 

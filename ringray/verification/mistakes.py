@@ -81,7 +81,8 @@ def _variants(case: BatchComparison) -> Iterator[tuple[str, Array]]:
 
 def _shard(case: BatchComparison, number: int) -> dict[str, Array]:
     """Returns the batch of a rank's own rows."""
-    return batches.columns(case.batch, case.ranks[number].rows[0].clip(min=0) % case.length)
+    places = case.ranks[number].rows.clip(min=0)  # ranks may hold other rows of the batch, too
+    return {name: x.ravel()[places] for name, x in case.batch.items() if x.ndim == 2}
 
 
 def _changed_batches(case: BatchComparison) -> Iterator[tuple[str, dict[str, Array]]]:
@@ -93,7 +94,8 @@ def _changed_batches(case: BatchComparison) -> Iterator[tuple[str, dict[str, Arr
         held = rank.rows[0] >= 0
         columns = rank.rows[0][held] % case.length
         restarted[:, columns] = np.arange(size)[held]
-        contiguous[:, columns] = number * size + np.arange(size)[held]
+        # Ranks that hold other rows of the batch begin anew.
+        contiguous[:, columns] = number * size % case.length + np.arange(size)[held]
     # A mask that masks nothing keeps transformers from taking such positions for documents.
     batch = case.batch | {"attention_mask": np.ones_like(positions)}
     yield "positions-restart", batch | {"position_ids": restarted}
@@ -139,15 +141,17 @@ def _counted_twice(case: BatchComparison, place: Origin) -> bool:
     if place.layer is None or not place.token or "cu_seqlens" in case.batch:
         return False
     alone, ranks = case.layers
-    right = alone[place.layer][:, place.token]
     rows = case.ranks[place.rank].rows
+    batch_rows = np.unique(rows[rows >= 0] // case.length)  # of that rank
+    mine = {name: x[batch_rows] for name, x in case.batch.items()}
+    right = alone[place.layer][batch_rows, place.token]
     got = ranks[place.rank][place.layer][(rows >= 0) & (rows % case.length == place.token)]
     before = np.arange(place.token)
     held = [np.isin(before, x.rows[0] % case.length) for x in case.ranks]
     # All, those of all other ranks, and those of each rank; once more, or once for each rank.
     for keys in (before, before[~held[place.rank]], *(before[x] for x in held)):
         for times in {1, len(case.ranks) - 1} if len(keys) else ():
-            batch = batches.columns(case.batch, np.r_[np.tile(keys, times), before, place.token])
+            batch = batches.columns(mine, np.r_[np.tile(keys, times), before, place.token])
             batch["attention_mask"] = np.ones_like(batch["input_ids"])
             run = _run(case, batch, layers=True)
             layers = {} if run is None else dict(run.layers)

@@ -40,6 +40,7 @@ from ringray.verification.target import CONSTANTS, LEAST_VOCABULARY, TargetError
 _BASE = 1 << 24  # of the numbers that stand for rows where a batch is dealt to learn how
 _WEIGHTS_SEED = 0
 _LR, _MOMENTUM = 0.01, 0.9  # of the steps of a resumed training
+_SMALL_VOCABULARY = 32
 _GROUP_TIMEOUT = timedelta(minutes=30)  # the parent ends what hangs
 
 
@@ -88,16 +89,21 @@ class TargetProcess:
             for name, x in self.model.state_dict().items()
             if isinstance(x, Tensor) and x.is_floating_point()
         }
-        # Tokens come first; positions may be more than the vocabulary.
+        for name, weight in self.model.named_parameters():
+            if not weight.isfinite().all():
+                raise TargetError(f"the weight {name} that build() makes is not finite")
+        # Positions have an embedding, too: ids below the least size are right for both. Smaller
+        # ones are those of kinds of tokens.
         sizes = [x.num_embeddings for x in self.model.modules() if isinstance(x, nn.Embedding)]
+        least = min((x for x in sizes if x >= _SMALL_VOCABULARY), default=max(sizes, default=0))
         config = getattr(self.model, "config", None)
         named = getattr(config, "vocab_size", None)
         constants = {name: getattr(self.target, name, None) for name in CONSTANTS}
-        vocabulary = constants["VOCABULARY"] or named or next(iter(sizes), 0)
+        vocabulary = constants["VOCABULARY"] or named or least
         if vocabulary < LEAST_VOCABULARY:
             raise TargetError(
-                f"the model has {vocabulary} tokens by config.vocab_size or its first "
-                f"nn.Embedding, expected {LEAST_VOCABULARY} or more: set VOCABULARY"
+                f"the model has {vocabulary} tokens by config.vocab_size or its nn.Embedding, "
+                f"expected {LEAST_VOCABULARY} or more: set VOCABULARY"
             )
         if self.rank < 0:
             self.exact = self._built().double()
@@ -108,6 +114,7 @@ class TargetProcess:
             "positions": getattr(config, "max_position_embeddings", None),
             "generates": hasattr(self.target, "generate"),
             "own_reference": hasattr(self.target, "reference"),
+            "own_shard": self.target.own_shard,
             "constants": constants,
         }
 
@@ -116,6 +123,7 @@ class TargetProcess:
         model = self.target.build()
         if isinstance(model, tuple) and len(model) == 2 and callable(model[1]):
             model, shard = model
+            self.target.own_shard = True
             if self.rank >= 0:
                 self.target.shard = shard
         if not isinstance(model, nn.Module):
@@ -157,8 +165,8 @@ class TargetProcess:
                 out = self.target.step(model, mine)
             if not isinstance(out, dict) or not any(isinstance(x, Tensor) for x in out.values()):
                 raise TargetError(
-                    f"step() returned no tensor, expected a dict with logits, loss or both; got "
-                    f"{type(out).__name__}"
+                    f"step() returned {type(out).__name__}, expected a dict with a tensor logits, "
+                    "a tensor loss, or both"
                 )
             logits, loss, result.note = out.get("logits"), out.get("loss"), out.get("note", "")
             if isinstance(logits, Tensor):
@@ -174,12 +182,13 @@ class TargetProcess:
                     loss.backward()
         if backward and isinstance(loss, Tensor):
             self.target.reduce(model)
-            result.norm = float(self.target.grad_norm(model))
+            # Copies: the target's grad_norm may clip.
             result.gradients = {
-                plain_name(name): as_array(weight.grad)
+                plain_name(name): as_array(weight.grad).copy()
                 for name, weight in model.named_parameters()
                 if weight.grad is not None
             }
+            result.norm = float(self.target.grad_norm(model))
         for buffer, before in buffers:
             buffer.copy_(before)
         return result

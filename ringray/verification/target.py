@@ -132,6 +132,7 @@ def load(text: str, adapter: str | None = None, *, alone: bool = False) -> Simpl
             if callable(value) or (attribute in CONSTANTS and value is not None):
                 setattr(target, attribute, value)
     defaults.loss_is = target.LOSS
+    target.own_shard = hasattr(layers[-1], "shard") and layers[-1] is not below
     if alone:
         target.build = getattr(target, "reference", target.build)
         for neutral in (defaults.prepare, defaults.shard, defaults.context, defaults.reduce):

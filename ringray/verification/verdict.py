@@ -72,10 +72,12 @@ MISTAKES = {
     "labels-documents": Mistake("the last token of a document predicts the first one of the next",
         "labels: the last token of a document has none"),
     "divided": Mistake("it is divided by the number of ranks once too often",
-        "gradients and losses: which of DDP, FSDP and the loss divides by the ranks"),
+        "which of DDP, FSDP and the loss divides by the ranks; if only the loss is wrong, at the "
+        "constant LOSS of the target"),
     "multiplied": Mistake(
         "it is multiplied by the number of ranks: summed where it should be averaged",
-        "gradients and losses: which of DDP, FSDP and the loss sums over the ranks"),
+        "which of DDP, FSDP and the loss sums over the ranks; if only the loss is wrong, at the "
+        "constant LOSS of the target"),
     "padding-counted": Mistake("ignored or padded tokens are counted",
         "labels of padding: -100, and not counted"),
     "padding-seen": Mistake("rows that fill up a shard are seen as keys",

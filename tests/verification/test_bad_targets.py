@@ -26,6 +26,7 @@ LIMIT = 10.0
 REQUIRED = ["logits"]
 IDS = torch.zeros(2, 3, dtype=torch.int64, device="cpu")
 LOGITS = torch.ones(2, 3, 5, dtype=torch.float32, device="cpu")
+BATCH = {"input_ids": IDS, "shift_labels": IDS}
 
 
 @pytest.fixture(autouse=True)
@@ -185,7 +186,7 @@ def test_nothing_to_compare_is_told() -> None:
     process.build()
     process.target.step = lambda model, batch: {"logits": None}
     with pytest.raises(
-        TargetError, match=r"step\(\) returned no tensor, expected a dict with logits"
+        TargetError, match=r"step\(\) returned dict, expected a dict with a tensor logits"
     ):
         process.step({"input_ids": IDS.numpy()})
     process.target.step = lambda model, batch: {"logits": LOGITS.flatten(0, 1)}
@@ -231,6 +232,44 @@ def reduce(model): ...
 """
     (tmp_path / "one.py").write_text(source)
     assert target.load(str(tmp_path / "one.py")).BATCH == defaults.BATCH
+
+
+def test_a_file_deals_its_batches_if_it_has_shard(tmp_path: Path) -> None:
+    for line, expected in (("", False), ("def shard(batch): ...", True)):
+        (tmp_path / "one.py").write_text(f"def build(): ...\n{line}\n")
+        assert target.load(str(tmp_path / "one.py"), alone=True).own_shard is expected
+
+
+def test_ids_are_right_for_each_embedding() -> None:
+    process = alone(f"{ODD}:good")
+    sizes = 48, 1000, 2  # positions come first, and kinds of tokens last
+    process.target.build = lambda: nn.ModuleList(
+        nn.Embedding(x, 4, dtype=torch.float32, device="cpu") for x in sizes
+    )
+    assert process.build()["vocabulary"] == 48
+
+
+def test_a_weight_that_is_not_finite_is_named() -> None:
+    process = alone(f"{ODD}:good")
+    model = odd_targets.good()
+    with torch.no_grad():
+        model.qkv.bias[3] = float("nan")
+    process.target.build = lambda: model
+    with pytest.raises(TargetError, match=r"the weight qkv.bias that build\(\) makes is not fin"):
+        process.build()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_gradients_are_those_before_the_target_clips_them(exact: bool) -> None:
+    process = alone(f"{ODD}:good")
+    process.build()
+    process.target.step = lambda model, ids: {"loss": model(ids["input_ids"]).square().mean()}
+    process.target.reduce = lambda model: None
+    process.target.grad_norm = lambda model: nn.utils.clip_grad_norm_(model.parameters(), 1e-6)
+    batch = {name: x.numpy() for name, x in BATCH.items()}
+    result = process.step(batch, exact=exact)
+    assert result.norm > 1e-3
+    assert max(abs(x).max() for x in result.gradients.values()) > 1e-3
 
 
 def test_a_model_of_no_vocabulary_is_told() -> None:

@@ -147,6 +147,34 @@ def test_a_rank_without_labels_is_a_matter_of_labels(loss: Any, kind: str) -> No
     assert kinds == [kind]
 
 
+def placed(batch: Batch) -> Array:
+    """Looks at each token and its position."""
+    return HEAD[batch["input_ids"]] * np.cos(batch["position_ids"])[..., None]
+
+
+class Grid(StandIn):
+    """Four ranks: each has half of the batch's rows, and half of each, as if that were all."""
+
+    ranks = 4
+
+    def together(self, batch: Batch, **options: Any) -> list[Observation]:
+        labels = batch["shift_labels"]
+        places = np.arange(labels.size).reshape(labels.shape)
+        results = []
+        for part in [x for half in np.split(places, 2) for x in np.split(half, 2, axis=1)]:
+            own = {name: x.ravel()[part] for name, x in batch.items() if x.ndim == 2}
+            own["position_ids"] = np.broadcast_to(np.arange(part.shape[1]), part.shape)
+            results.append(Observation(part, self.split(own), self.alone(batch).loss))
+        return results
+
+
+@pytest.mark.parametrize(
+    ("model", "mistake"), [(leaking, "own-shard"), (placed, "positions-restart")]
+)
+def test_ranks_may_hold_other_rows_of_the_batch_too(model: Model, mistake: str) -> None:
+    assert probed(Grid(model, model), "logits")[1] == [mistake]
+
+
 class Summed(StandIn):
     """A target whose loss is a sum over labels."""
 

@@ -133,7 +133,7 @@ class RingAdapter:
                 target that deals its batches itself.
         """
         if not (self.seq_len and defaults.is_transformers(model)):
-            raise ValueError("expected a function generate() of the target")
+            raise ValueError("the target has no function generate()")
         from ringray.models import huggingface
 
         # No token ends a text, so that all of them are compared.

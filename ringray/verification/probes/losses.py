@@ -22,7 +22,7 @@ def router(evidence: Evidence) -> None:
     if case.exact.logits is None or not mistakes.rest_of_loss(case):
         raise Skip("no router's loss: the loss is cross entropy of the next token alone")
     if mistakes.labels_matter(case):
-        raise Skip("no router's loss: the loss has other parts, which depend on labels")
+        raise Skip("what the loss has beside cross entropy depends on labels: no router's loss")
     if case.has_logits and case.error <= case.allowed:
         compare(evidence, "router", case)
 
@@ -33,8 +33,10 @@ def loss(evidence: Evidence) -> None:
     for case in evidence.cases("loss"):
         # Of documents that run by themselves, only the cross entropy is known.
         if not case.apart or not mistakes.rest_of_loss(evidence.plain):
-            after = () if case is evidence.plain else ("documents",)
-            compare(evidence, "loss", case, after)
+            if case is evidence.plain:
+                compare(evidence, "loss", case, "of whole sequences ")
+            else:
+                compare(evidence, "loss", case, "of packed documents ", after=("documents",))
 
 
 def uneven(evidence: Evidence) -> None:
@@ -42,8 +44,12 @@ def uneven(evidence: Evidence) -> None:
     whose labels are on the first rank."""
     _check(evidence.plain)
     rows = evidence.plain.ranks[0].rows
-    for batch in batches.uneven(evidence.sizes), batches.labelled(evidence.plain.batch, rows):
-        compare(evidence, "uneven", BatchComparison(evidence.world, batch), after=("uneven",))
+    for what, batch in (
+        ("with few labels in the first shards ", batches.uneven(evidence.sizes)),
+        ("with all labels on rank 0 ", batches.labelled(evidence.plain.batch, rows)),
+    ):
+        case = BatchComparison(evidence.world, batch)
+        compare(evidence, "uneven", case, what, after=("uneven",))
 
 
 def labels(evidence: Evidence) -> None:
@@ -62,9 +68,13 @@ def labels(evidence: Evidence) -> None:
 
 
 def compare(
-    evidence: Evidence, probe: str, case: BatchComparison, after: tuple[str, ...] = ()
+    evidence: Evidence,
+    probe: str,
+    case: BatchComparison,
+    batch: str = "",
+    after: tuple[str, ...] = (),
 ) -> None:
-    """Compares the losses of a batch."""
+    """Compares the losses of a batch; ``batch``: which one, in words."""
     _check(case)
     if case.loss_error <= case.allowed_loss:
         return
@@ -76,7 +86,7 @@ def compare(
         facts |= {"rank": case.holder(token), "token": token}
     elif not np.isfinite(case.loss):
         facts |= {"rank": next(i for i, x in enumerate(case.ranks) if not np.isfinite(x.loss))}
-    what = f"the loss is {case.loss:.6g}, of one process {case.exact.loss:.6g}"
+    what = f"the loss {batch}is {case.loss:.6g}, of one process {case.exact.loss:.6g}"
     evidence.finding(probe, kind, what, after=after, **facts)
 
 
@@ -108,10 +118,12 @@ def norm(evidence: Evidence) -> None:
     case = evidence.plain
     if case.own.norm is None:
         raise Skip("the target has no gradients")
-    # The reference's own: that of all its gradients, whatever the target's function computes.
-    squares = sum(float(np.square(x).sum()) for x in case.exact.gradients.values())
-    want = float(np.sqrt(squares))
-    allowed = max(case.allowed_gradient, 2 * relative(case.own.norm, want), 1e-5)
+    # The norms of all gradients of one process, whatever the target's function computes.
+    want, own = (
+        float(np.sqrt(sum(float(np.square(x).sum()) for x in run.gradients.values())))
+        for run in (case.exact, case.own)
+    )
+    allowed = max(case.allowed_gradient, 2 * relative(own, want), 1e-5)
     for number, rank in enumerate(case.ranks):
         error = relative(rank.norm, want)
         if error > allowed:
