@@ -112,8 +112,10 @@ def _seen(
 ) -> tuple[Ints, tuple[Ints, Ints], tuple[Ints, Ints]]:
     """Returns the visible pairs of pieces that meet in an area, and the local rows of keys and of
     queries that have some."""
-    a, b = (np.maximum(x, y) for x, y in ((dealt.begin[query], every.query[area]),
-                                          (dealt.begin[key], every.key[area])))  # fmt: skip
+    a, b = (
+        np.maximum(x, y)
+        for x, y in ((dealt.begin[query], every.query[area]), (dealt.begin[key], every.key[area]))
+    )
     n = np.minimum(dealt.stop[query], every.query_stop[area]) - a
     m = np.minimum(dealt.stop[key], every.key_stop[area]) - b
     seen, near, far = band(a - b, 1, n, m, every.least[area], every.most[area])

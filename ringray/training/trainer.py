@@ -108,8 +108,10 @@ class Trainer:
                 )
                 first, second = torch.zeros_like(weight), torch.zeros_like(weight)
                 self.optimizer.state[weight] = {
-                    "step": steps, "exp_avg": first, "exp_avg_sq": second
-                }  # fmt: skip
+                    "step": steps,
+                    "exp_avg": first,
+                    "exp_avg_sq": second,
+                }
 
     def step(self) -> TrainingStep:
         """Takes one step.

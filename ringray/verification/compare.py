@@ -26,7 +26,7 @@ _LAYER_FACTOR = 20.0
 
 
 class Origin(NamedTuple):
-    """Where results begin to differ."""
+    """The place at which results begin to differ."""
 
     rank: Any = None  # an integer, if there is a place
     layer: str | None = None
@@ -56,7 +56,7 @@ def whole(ranks: list[Observation], arrays: Sequence[Array | None], places: int)
 
 
 class BatchComparison:
-    """What one process computes of a batch, in fp64 (``exact``) and in its own dtype (``own``), and
+    """Results of one process for a batch, in fp64 (``exact``) and in its own dtype (``own``), and
     what the ``ranks`` compute.
 
     ``leaks``: packed documents see each other in one process, whose model takes no boundaries.

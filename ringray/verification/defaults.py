@@ -1,4 +1,4 @@
-"""What a target does unless its file or its adapter says otherwise."""
+"""Functions of a target unless its file or its adapter says otherwise."""
 
 from __future__ import annotations
 

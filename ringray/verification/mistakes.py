@@ -1,4 +1,4 @@
-"""How a wrong result is recognised as a kind of mistake.
+"""Recognition of a wrong result as a kind of mistake.
 
 A wrong result alone says little. Most mistakes of sequence parallelism can be made on purpose in
 one process: the model runs on each shard by itself, with positions that begin anew on each shard,

@@ -1,4 +1,4 @@
-"""What one process computes of a batch, in NumPy arrays, and how it is recorded.
+"""Results of one process for a batch, in NumPy arrays, and their recording.
 
 Shape legend: B rows of a batch, R tokens of each on this process, V vocabulary.
 """
@@ -25,7 +25,7 @@ _WRAPPERS = re.compile(r"^module\.|(_fsdp_wrapped_module|_orig_mod|_checkpoint_w
 
 @dataclass
 class Observation:
-    """What one process computes of a batch.
+    """Results of one process for a batch.
 
     Attributes:
         rows: (B, R) the place of each token in the flattened batch of all processes; -1 is padding.

@@ -291,9 +291,15 @@ class World:
         log = tempfile.TemporaryFile()  # noqa: SIM115, until _end
         paths = [x for x in sys.path if x]  # "" is the current folder, and hides what is behind it
         command = [
-            sys.executable, "-u", "-c", _MAIN.format(paths), f"{there.fileno()}", f"{os.getpid()}",
-            f"{rank}", self.device,
-        ]  # fmt: skip
+            sys.executable,
+            "-u",
+            "-c",
+            _MAIN.format(paths),
+            f"{there.fileno()}",
+            f"{os.getpid()}",
+            f"{rank}",
+            self.device,
+        ]
         # A session of its own: Ctrl-C is the parent's, and what the target starts ends with it.
         process = subprocess.Popen(
             command,

@@ -31,7 +31,7 @@ _IGNORED = -100
 
 
 class Bug(NamedTuple):
-    """What a bug is, and how it has to be found.
+    """A bug, and how it has to be found.
 
     ``report``: public, whose symptom the bug has, or in words; ``probe``, ``mistake``, ``rank``,
     ``layer``, ``token``: of the finding; ``feature``: what the model has beside attention.

@@ -1,4 +1,4 @@
-"""What trainers on a ring refuse, checked on every rank of a real one."""
+"""Refusals of trainers on a ring, checked on every rank of a real one."""
 
 from __future__ import annotations
 

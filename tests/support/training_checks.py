@@ -60,7 +60,7 @@ def losses_are(
 
 
 def the_first_step_holds_all(rank: int, size: int) -> None:
-    """What fits in the first step fits in the second: the optimizer's numbers are there."""
+    """Fits in the second step what fits in the first: the optimizer's numbers are there."""
     made = trainer(Degrees(cp=2))
 
     def held() -> int:

@@ -1,4 +1,4 @@
-"""What a step and its arguments are where a target has no function of its own."""
+"""Steps and their arguments where a target has no function of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compared with what, and by which name: a model of a few lines in place of processes."""
+"""Comparisons, and the names of mistakes: a model of a few lines in place of processes."""
 
 from __future__ import annotations
 

@@ -129,18 +129,22 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
     """Writes a proposal, by heading."""
     room, degrees = row["room_bytes"], {k.upper(): str(n) for k, n in row["degrees"].items()}
     return degrees | {
-        "layout": str(Degrees(**row["degrees"])), "transport": row["transport"],
-        "partition": row["partition"], "walk back": row["backward"],
+        "layout": str(Degrees(**row["degrees"])),
+        "transport": row["transport"],
+        "partition": row["partition"],
+        "walk back": row["backward"],
         "kept": str(row["kept"]) + ", offloaded" * row["offload"],
-        "step": units.duration(row["step_s"]), "±": f"{row['spread']:.0%}",
+        "step": units.duration(row["step_s"]),
+        "±": f"{row['spread']:.0%}",
         "tokens/s": units.digits(row["tokens_per_s"]),
-        "MFU": units.share(row["mfu"]), "paper's": units.share(row["mfu_paper"]),
+        "MFU": units.share(row["mfu"]),
+        "paper's": units.share(row["mfu_paper"]),
         "memory/rank": units.memory(row["memory_bytes"]["total"]),
         "room": "unknown" if room is None else units.memory(room),
         "price/step": units.digits(row["price_per_step"]),
         "price/1M tokens": units.digits(row["price_per_million_tokens"]),
         "limited by": row["limit"],
-    }  # fmt: skip
+    }
 
 
 def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
@@ -152,8 +156,10 @@ def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
         "degrees": asdict(proposal.degrees),
         **{name: getattr(strategy, name) for name in ("transport", "partition", "backward")},
         **{name: getattr(proposal.training, name) for name in ("kept", "offload", "mlp_rows")},
-        "step_s": seconds, "slower": proposal.slower,
-        "spread": proposal.time.spread, "parts_s": proposal.time.parts,
+        "step_s": seconds,
+        "slower": proposal.slower,
+        "spread": proposal.time.spread,
+        "parts_s": proposal.time.parts,
         "tokens_per_s": tokens / seconds,
         "mfu": proposal.mfu(request, request.model.forward_flops(request.context)),
         "mfu_paper": proposal.mfu(request, request.model.paper_flops(request.context)),
@@ -163,7 +169,7 @@ def _row(request: TrainingRequest, proposal: Proposal) -> dict[str, Any]:
         "rank_hours_per_million_tokens": hours / tokens * 1e6,
         "price_per_step": price and hours * price,
         "price_per_million_tokens": price and hours * price / tokens * 1e6,
-    }  # fmt: skip
+    }
 
 
 def compared(requests: Sequence[TrainingRequest]) -> Answer:

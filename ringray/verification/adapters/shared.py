@@ -1,4 +1,4 @@
-"""What several adapters need: this rank's part of a batch, and other attention in a model."""
+"""Parts that several adapters need: this rank's part of a batch, and other attention in a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the probes of one verification share: the processes, the sizes, the batches and the
+"""Things that the probes of one verification share: the processes, the sizes, the batches and the
 findings."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What only a training shows: dropout, a stop after which it goes on, and tokens that a target
-generates."""
+"""Probes of what only a training shows: dropout, a stop after which it goes on, and generated
+tokens."""
 
 from __future__ import annotations
 
